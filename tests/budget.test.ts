@@ -9,13 +9,13 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [19100, 97],
+	checkpoint: [19104, 97],
 	commands: [5335, 40],
 	config: [7704, 53],
-	data: [20771, 109],
+	data: [20865, 109],
 	decode: [728, 3],
 	guests: [4801, 32],
-	inference: [1750, 10],
+	inference: [1759, 10],
 	launch: [4330, 25],
 	models: [6556, 59],
 	native: [3830, 17],

@@ -19,6 +19,7 @@ import { type Conversation, crudeConversation } from "../data/vision-language/co
 import { taskOf } from "../data/vision-language/from-configuration.ts";
 import { decodedAs, type EncodedImage, inspectImage, remarkOf } from "../data/vision-language/pixels.ts";
 import {
+	beginOf,
 	type EncodedPrompt,
 	encodePrompt,
 	promptPieces,
@@ -181,16 +182,18 @@ export class RequestReader {
 	read(request: Request, system: string | null = null): ReadRequest {
 		const { task } = this;
 		const files = this.openImages(request);
+		const conversation = request.kind === "conversation" ? conversationOf(request, files, system) : null;
 		const pieces =
-			request.kind === "conversation"
-				? promptPieces(request.name, conversationOf(request, files, system), task, this.#chat)
-				: textPieces(fragmentsOf(request), task.imageTags);
+			conversation === null
+				? textPieces(fragmentsOf(request), task.imageTags)
+				: promptPieces(request.name, conversation, task, this.#chat);
+		const options = { ...task, beginId: beginOf(task, this.tokenizer, conversation?.turns) };
 		for (const [i, file] of files.entries()) {
 			const sentence = remarkOf(file, request.images[i]!);
 			if (sentence !== null) this.remark(sentence);
 		}
 		const decodable = files.map((file) => decodedAs(file, task.imageDecoding ?? "transformers"));
-		const prompt = encodePrompt(request.name, pieces, decodable, this.tokenizer, task);
+		const prompt = encodePrompt(request.name, pieces, decodable, this.tokenizer, options);
 		if (prompt.ids.length === 0) throw new UserError(`${request.name} has no tokens: there is nothing to go on with.`);
 		return { request, ...prompt };
 	}
@@ -214,7 +217,9 @@ export class RequestReader {
 
 	#endIds(): number[] {
 		const { c, tokenizer } = this;
-		const ids = new Set<number>(c.loadHf === null ? [] : endIdsOfFolder(c.loadHf));
+		// A checkpoint of ours names the folder of the model that it began with as its tokenizer.
+		const folder = c.loadHf ?? (c.tokenizer && tokenizerFolder(c.tokenizer));
+		const ids = new Set<number>(folder === null ? [] : endIdsOfFolder(folder));
 		if (c.dataEndId !== null) ids.add(c.dataEndId);
 		// Megatron's generation ends at the end of a document.
 		if (c.tokenizerType !== null && tokenizer.endOfDocument !== null) ids.add(tokenizer.endOfDocument);
@@ -231,6 +236,10 @@ export class RequestReader {
 		}
 		return [...ids];
 	}
+}
+
+function tokenizerFolder(path: string): string {
+	return existsSync(join(path, "tokenizer.json")) ? path : dirname(path);
 }
 
 /** The end-of-sequence tokens of a Hugging Face model: eos_token_id of generation_config.json and config.json. */

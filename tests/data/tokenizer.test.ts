@@ -4,6 +4,7 @@ import { join } from "node:path";
 import { byteTokenizer, openTokenizer, type TextPart } from "../../src/data/text/tokenizer.ts";
 import { encodePieces, ignored } from "../../src/data/vision-language/encoding.ts";
 import { render } from "../../src/data/vision-language/prompt.ts";
+import { encodingSteps } from "../../src/data/vision-language/task.ts";
 import { Scratch } from "./fixtures.ts";
 import { smallTask } from "./vision-language/task.ts";
 
@@ -114,6 +115,25 @@ test("a sample may write the special tokens that are allowed by name", () => {
 	const options = { template: "plain", lossRoles: null, imageTags: ["", ""], dataSpecialTokens: ["<unk>"] } as const;
 	const parts = render("s", { turns, images: [] }, options).flatMap((piece) => ("parts" in piece ? piece.parts : []));
 	expect([...tokenizer.encodeParts(parts)]).toEqual([97, 130, ...codes("b<|im_end|>")]);
+});
+
+test("a document begins with the token that the file puts before a text, and a conversation by its template", () => {
+	const single = [{ SpecialToken: { id: "<unk>", type_id: 0 } }, { Sequence: { id: "A", type_id: 0 } }];
+	const special = { "<unk>": { id: "<unk>", ids: [130], tokens: ["<unk>"] } };
+	const processor = { type: "TemplateProcessing", single, pair: single, special_tokens: special };
+	const content = JSON.stringify(file({ post_processor: processor }));
+	const begun = openTokenizer(scratch.file("begun/tokenizer.json", content), { begins: true });
+	const encoded = (json: object, changed: object) => {
+		const task = { ...smallTask, endId: null, ...changed };
+		const steps = encodingSteps(task, begun, null as never, () => {});
+		const of = { key: "s", restoreKey: [], sources: [], subflavors: {}, type: "CrudeSample", fields: { json } };
+		return [...(steps.preencodeSample.run(of) as { ids: Int32Array }).ids];
+	};
+	expect(encoded({ text: "ab" }, { template: "chatml" })).toEqual([130, 97, 98]);
+	expect(encoded({ text: "ab" }, { beginId: 7 })).toEqual([7, 97, 98]);
+	const messages = [{ role: "assistant", content: "a" }];
+	expect(encoded({ messages }, { template: "plain" })).toEqual([130, 97]);
+	expect(encoded({ messages }, { template: "chatml" })[0]).toBe(128);
 });
 
 test("a token may be spelled as a property of every object", () => {

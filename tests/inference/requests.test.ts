@@ -1,6 +1,6 @@
 /** Files of requests: any number of records, one in memory at a time; long lines, pipes and devices are refused. */
-import { afterAll, expect, test } from "bun:test";
-import { truncateSync, writeFileSync } from "node:fs";
+import { afterAll, describe, expect, test } from "bun:test";
+import { cpSync, readFileSync, truncateSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { resolveConfiguration } from "../../src/config/resolve.ts";
 import { roomForAnswers } from "../../src/inference/generate.ts";
@@ -24,6 +24,43 @@ test("a million prompts leave the room that the longest leaves", async () => {
 	};
 	expect(roomForAnswers(reader, prompts, { maxNewTokens: null })).toEqual({ count: 1_000_000, most: 14 });
 	expect(() => roomForAnswers(reader, prompts, { maxNewTokens: 15 })).toThrow("it has 50 tokens and is to get 15 more");
+});
+
+describe("a folder's tokenizer", () => {
+	const chat = join(import.meta.dir, "../golden/chat");
+	const folder = join(scratch.path, "model");
+	const tokens = [{ SpecialToken: { id: "<s>", type_id: 0 } }, { Sequence: { id: "A", type_id: 0 } }];
+	const beginning = { "<s>": { id: "<s>", ids: [0], tokens: ["<s>"] } };
+	cpSync(join(chat, "tokenizer"), folder, { recursive: true });
+	const file = JSON.parse(readFileSync(join(folder, "tokenizer.json"), "utf8"));
+	file.post_processor = { type: "TemplateProcessing", single: tokens, pair: tokens, special_tokens: beginning };
+	writeFileSync(join(folder, "tokenizer.json"), JSON.stringify(file));
+	writeFileSync(join(folder, "generation_config.json"), '{"eos_token_id": [1, 4]}');
+	const template = join(chat, "templates/chatml.jinja");
+	const readerOf = async (...more: string[]) => {
+		const given = `--preset nemotron-tiny --vocab-size 2048 --data-path a.txt --train-iters 1 --tokenizer ${folder}`;
+		const { configuration: c } = resolveConfiguration([...given.split(" "), ...more]);
+		return new RequestReader(c, new Images(await openLibrary("cpu")), false);
+	};
+
+	test("begins a text with its token, as transformers does, and leaves a chat template's text alone", async () => {
+		const read = async (inChat: boolean, ...more: string[]) => {
+			const reader = await readerOf(...more);
+			const ids = reader.read(requestOf({ name: "it", record: { prompt: "Hi" } }, "in.jsonl", inChat)).ids;
+			return [ids[0], reader.tokenizer.decode(ids)];
+		};
+		expect(await read(false)).toEqual([0, "<s>Hi"]);
+		expect(await read(false, "--data-begin-id", "2")).toEqual([2, "<unk>Hi"]);
+		expect(await read(false, "--tokenizer-type", "MultimodalTokenizer")).not.toContain(0);
+		expect(await read(true, "--chat-template", template)).toEqual([
+			3,
+			expect.stringMatching(/^<\|im_start\|>user\nHi/),
+		]);
+	});
+
+	test("ends answers of a checkpoint of ours too at every token of its generation_config.json", async () => {
+		expect((await readerOf()).endIds.toSorted()).toEqual([1, 4]);
+	});
 });
 
 test("a million records are read in the memory of a few", () => {

@@ -51,8 +51,9 @@ export function configuredTokenizer(keys: TokenizerKeys): Tokenizer {
 		case "bytes":
 			return byteTokenizer;
 		case "tokenizer.json": {
-			const surrounds = keys.tokenizerType === "HuggingFaceTokenizer" && !keys.tokenizerHfNoIncludeSpecialTokens;
-			return openTokenizer(keys.tokenizer!, { specialTokens, surrounds });
+			const begins = keys.tokenizerType !== "MultimodalTokenizer" && !keys.tokenizerHfNoIncludeSpecialTokens;
+			const surrounds = begins && keys.tokenizerType !== null;
+			return openTokenizer(keys.tokenizer!, { specialTokens, surrounds, begins });
 		}
 		case "gpt2":
 			return openGpt2Tokenizer({ vocabulary: keys.vocabFile!, merges: keys.mergeFile! }, { specialTokens });

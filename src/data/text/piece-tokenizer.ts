@@ -45,6 +45,7 @@ export function pieceTokenizer(codec: Codec): Tokenizer {
 	return {
 		vocabularySize,
 		endOfDocument,
+		beginOfText: null,
 		encode: (bytes) => encodeParts([{ text: decoder.decode(bytes), markup: codec.recognisesInText }]),
 		encodeParts,
 		decode: (ids) => {

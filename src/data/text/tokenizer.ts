@@ -22,6 +22,8 @@ export interface Tokenizer {
 	readonly vocabularySize: number;
 	/** The id that ends a document (Megatron's eod); null: the tokenizer says none. */
 	readonly endOfDocument: number | null;
+	/** The id that its file puts before a text, as transformers does (a beginning of sequence); null: the text begins at once. */
+	readonly beginOfText: number | null;
 	/** Ids of UTF-8 text in which special tokens are recognised. */
 	encode(text: Uint8Array): Int32Array;
 	/** Ids of the parts as one text. */
@@ -42,6 +44,7 @@ const utf8Text = new TextDecoder("utf-8", { ignoreBOM: true });
 export const byteTokenizer: Tokenizer = {
 	vocabularySize: 256,
 	endOfDocument: null,
+	beginOfText: null,
 	encode: (text) => Int32Array.from(text),
 	encodeParts: (parts) => Int32Array.from(utf8.encode(parts.map(({ text }) => text).join(""))),
 	decode: (ids) => new TextDecoder().decode(Uint8Array.from(Array.from(ids))),
@@ -69,6 +72,8 @@ export interface HuggingFaceOptions {
 	readonly specialTokens?: readonly string[] | null;
 	/** Whether an encoded text gets the tokens that the file puts around one. */
 	readonly surrounds?: boolean;
+	/** Whether beginOfText is the file's. */
+	readonly begins?: boolean;
 }
 
 /** Reads a tokenizer.json, or that of a folder. */
@@ -90,7 +95,8 @@ interface FileSource {
 function buildTokenizer(file: TokenizerFile, { path, bytes, end }: FileSource, options: HuggingFaceOptions): Tokenizer {
 	addSpecialTokens(file, options.specialTokens ?? []);
 	const added = new Map((file.added_tokens ?? []).map(({ id, content }) => [id, content]));
-	const { before, after } = options.surrounds ? surroundings(file.post_processor) : none;
+	const around = surroundings(file.post_processor);
+	const { before, after } = options.surrounds ? around : none;
 	const specials = markSpecialTokens(file);
 	let inner: HuggingFaceTokenizer;
 	try {
@@ -119,6 +125,7 @@ function buildTokenizer(file: TokenizerFile, { path, bytes, end }: FileSource, o
 			const text = end();
 			return [...added].find(([, content]) => content === text)?.[0] ?? null;
 		},
+		beginOfText: options.begins ? (around.before.at(-1) ?? null) : null,
 		encode: (text) => Int32Array.from([...before, ...encode(specials.mark(utf8Text.decode(text))), ...after]),
 		encodeParts: (parts) => {
 			const marked = parts.map(({ text, markup }) => (markup ? specials.mark(text) : specials.plain(text)));

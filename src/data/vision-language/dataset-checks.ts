@@ -13,7 +13,7 @@ import { conversationOf } from "./conversation.ts";
 import { type DatasetTask, taskOfDataset } from "./data-settings.ts";
 import { encodePieces } from "./encoding.ts";
 import { decodedAs } from "./pixels.ts";
-import { render } from "./prompt.ts";
+import { beginOf, render } from "./prompt.ts";
 import { chatOf, type VisionLanguageTask } from "./task.ts";
 
 /** Records of a JSONL file that are looked at when it is opened. */
@@ -76,8 +76,9 @@ function cutOffSample(sample: Sample, task: DatasetTask, tokenizer: Tokenizer, c
 	const conversation = conversationOf(sample, task.prompts);
 	const pieces = render(sample.key, conversation, task, chat);
 	const decodable = conversation.images.map((image) => decodedAs(image, task.imageDecoding));
+	const options = { ...task, beginId: beginOf(task, tokenizer, conversation.turns) };
 	const encode = (length: number) =>
-		encodePieces(sample.key, pieces, decodable, tokenizer, { ...task, sequenceLength: length });
+		encodePieces(sample.key, pieces, decodable, tokenizer, { ...options, sequenceLength: length });
 	const kept = encode(sequenceLength);
 	const rows = kept.ids.filter((id) => id === imageTokenId).length;
 	const [images, all] = [kept.images.length, conversation.images.length];

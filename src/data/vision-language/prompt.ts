@@ -58,6 +58,19 @@ function renderRequest(name: string, conversation: Conversation, options: Templa
 	}
 }
 
+/**
+ * The token before a sample: that of data-begin-id, else the tokenizer's own before text around which no template of
+ * conversations writes tokens. `turns`: absent for a text that goes on as it is.
+ */
+export function beginOf(
+	{ beginId, template }: Pick<EncodingOptions, "beginId"> & Pick<TemplateOptions, "template">,
+	tokenizer: Pick<Tokenizer, "beginOfText">,
+	turns: readonly Turn[] = [],
+): number | null {
+	const asText = template === "plain" || template === "pretraining" || turns.every(({ role }) => role === null);
+	return beginId ?? (asText ? tokenizer.beginOfText : null);
+}
+
 /** The pieces of a text with images in it and without a speaker. */
 export function textPieces(fragments: readonly Fragment[], imageTags: TemplateOptions["imageTags"]): Piece[] {
 	return fragments.map((fragment) =>
@@ -261,7 +274,7 @@ function renderOwn(key: string, turns: readonly Turn[], options: TemplateOptions
 	};
 	for (const [index, turn] of turns.entries()) {
 		checkTurn(key, turn, template);
-		const counts = turn.role === null || roles.includes(turn.role);
+		const counts = turn.role === null || (roles.includes(turn.role) && turn.fields?.weight !== 0);
 		const { open, close, after } = frameOf(template, turn, index === turns.length - 1);
 		// "sender: " is part of what a pretrained model says.
 		add(open, template === "chatml", counts && template === "pretraining");

@@ -28,7 +28,7 @@ import { type DatasetTask, taskOfDataset } from "./data-settings.ts";
 import { type EncodingOptions, encodePieces, encodeTokens } from "./encoding.ts";
 import { choosePacks, type PackingMethod, type Size } from "./packing.ts";
 import { decodedAs, imagePatches, inspectImage, type Resampling, remarkOf } from "./pixels.ts";
-import { render, type TemplateName } from "./prompt.ts";
+import { beginOf, render, type TemplateName } from "./prompt.ts";
 
 /** Settings of a Jinja chat template. */
 interface ChatSettings {
@@ -150,7 +150,8 @@ function datasetEncoder(task: DatasetTask, tokenizer: Tokenizer, remark: Remark)
 		}
 		const pieces = render(sample.key, conversation, task, chat);
 		const decodable = conversation.images.map((image) => decodedAs(image, task.imageDecoding));
-		const { ids, labels, images } = encodePieces(sample.key, pieces, decodable, tokenizer, task);
+		const options = { ...task, beginId: beginOf(task, tokenizer, conversation.turns) };
+		const { ids, labels, images } = encodePieces(sample.key, pieces, decodable, tokenizer, options);
 		const { restoreKey, key, sources } = sample;
 		const { statistics } = task;
 		return { restoreKey, key, sources, ids, labels, images: images.map((image) => ({ ...image, statistics })) };
