@@ -152,6 +152,9 @@ function isAbsent(value: unknown): boolean {
 	return !value || value === "none" || (typeof value === "object" && Object.keys(value).length === 0);
 }
 
+/** Beginnings of A and B that leave W as it is; of the others (PiSSA, OLoRA, CorDA, LoftQ, …) peft changes W at every load. */
+const plainBeginnings: readonly unknown[] = [null, true, false, "gaussian", "orthogonal", "eva", "mica"];
+
 /** Fields that make another function than W + (α / r) B A are refused by name. */
 const configSchema = v.looseObject({
 	peft_type: v.literal("LORA"),
@@ -162,9 +165,10 @@ const configSchema = v.looseObject({
 		[
 			...["bias", "fan_in_fan_out", "use_rslora", "use_dora", "modules_to_save", "rank_pattern", "alpha_pattern"],
 			...["layer_replication", "lora_bias", "trainable_token_indices", "alora_invocation_tokens"],
-			...["use_qalora", "use_bdlora", "arrow_config", "monteclora_config"],
+			...["use_qalora", "use_bdlora", "arrow_config", "monteclora_config", "kasa_config"],
 		].map((key) => [key, v.optional(v.custom(isAbsent))]),
 	),
+	init_lora_weights: v.optional(v.custom((value) => plainBeginnings.includes(value))),
 	target_parameters: v.optional(v.custom((value) => isAbsent(value) || areWeights(value))),
 });
 

@@ -228,6 +228,7 @@ describe("refuses by name", () => {
 		[{ bias: "all" }, 'bias is "all"'],
 		[{ modules_to_save: ["lm_head"] }, 'modules_to_save is ["lm_head"]'],
 		[{ rank_pattern: { in_proj: 4 } }, 'rank_pattern is {"in_proj":4}'],
+		[{ init_lora_weights: "pissa_niter_4" }, 'init_lora_weights is "pissa_niter_4"'],
 		[{ r: 0 }, "r is 0"],
 	] as const) {
 		test(JSON.stringify(config), () => {
