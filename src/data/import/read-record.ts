@@ -7,6 +7,7 @@ import { counted } from "../../system/counted.ts";
 import { interleavedRecord } from "../energon/format/media.ts";
 import { PythonFloat, parseJsonBytes } from "../energon/format/python-text.ts";
 import { reasoningNames } from "../text/chat/assistant-spans.ts";
+import { toolCallsOf } from "../vision-language/conversation.ts";
 import { type ImageReference, imageReferences } from "./fetch-image.ts";
 import {
 	answerOf,
@@ -125,7 +126,11 @@ function conversationOf(fields: Fields): readonly unknown[] | null {
 			typeof value === "string" && value.trimStart().startsWith("[") ? parsed(value, `its field ${name}`) : value;
 		if (Array.isArray(list)) return list;
 	}
-	const { texts } = fields;
+	const { texts, prompt, completion } = fields;
+	// Of a prompt and a completion in turns the completion alone counts.
+	if (Array.isArray(prompt) && Array.isArray(completion)) {
+		return [...prompt.map((turn) => ({ ...turn, weight: 0 })), ...completion];
+	}
 	const pairs = Array.isArray(texts) && texts.length > 0 && texts.every(isPair);
 	return pairs
 		? texts.flatMap(({ user, assistant }) => [
@@ -181,8 +186,10 @@ function messageOf(turn: unknown, number: number, images: unknown[]): Message {
 	const name = sender.toLowerCase();
 	const own = Object.hasOwn(roles, name) ? roles[name]! : name;
 	const said = value ?? content;
+	const known = templateFields.filter((field) => isGiven(rest[field])).map((field) => [field, rest[field]]);
+	// OpenAI's weight of a turn that does not count.
 	const fields = Object.fromEntries(
-		templateFields.filter((field) => isGiven(rest[field])).map((field) => [field, rest[field]]),
+		isGiven(rest.weight) && Number(rest.weight) === 0 ? [...known, ["weight", 0]] : known,
 	);
 	if (name === "function_call") return { role: "assistant", ...fields, tool_calls: callsOf(said, number) };
 	if ((said ?? null) === null && Array.isArray(fields.tool_calls)) {
@@ -196,14 +203,9 @@ function messageOf(turn: unknown, number: number, images: unknown[]): Message {
 /** The calls of a turn of ShareGPT's function_call: its text is JSON of a call's name and arguments, or of a list of them. */
 function callsOf(said: unknown, number: number): readonly unknown[] {
 	const given = typeof said === "string" ? parsed(said, `turn ${number + 1}, which calls tools,`) : said;
-	const calls = Array.isArray(given) ? given : [given];
-	return calls.map((call) => {
-		const { name, arguments: values } = (call ?? {}) as Fields;
-		if (typeof name !== "string" || values === undefined) {
-			throw new SkippedRow(`turn ${number + 1} calls tools, but not by name and arguments`);
-		}
-		return { type: "function", function: { name, arguments: values } };
-	});
+	const calls = toolCallsOf(given);
+	if (calls === null) throw new SkippedRow(`turn ${number + 1} calls tools, but not by name and arguments`);
+	return calls;
 }
 
 /** Text of a part of a turn's content; the tag for an image. */

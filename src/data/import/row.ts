@@ -78,6 +78,30 @@ export function withClassNames(fields: Fields, classes: ClassNames): Fields | Sk
 	return named;
 }
 
+/**
+ * A row of a table with nested columns, in which every call of a tool has the arguments of all calls, null where they are another
+ * call's: without them, as the call was in JSON.
+ */
+export function withoutOthersArguments(fields: Fields): Fields {
+	const turns = conversationNames.filter((name) => Array.isArray(fields[name]));
+	const own = turns.map((name) => [name, (fields[name] as unknown[]).map(withoutNullCalls)] as const);
+	return { ...fields, ...Object.fromEntries(own), ...("tools" in fields && { tools: withoutNulls(fields.tools) }) };
+}
+
+function withoutNullCalls(turn: unknown): unknown {
+	if (typeof turn !== "object" || turn === null || !("tool_calls" in turn)) return turn;
+	return { ...turn, tool_calls: withoutNulls(turn.tool_calls) };
+}
+
+/** A value without the fields that are null, at any depth. */
+function withoutNulls(value: unknown): unknown {
+	if (Array.isArray(value)) return value.map(withoutNulls);
+	if (value === null || typeof value !== "object" || Object.getPrototypeOf(value) !== Object.prototype) return value;
+	return Object.fromEntries(
+		Object.entries(value).flatMap(([name, one]) => (one === null ? [] : [[name, withoutNulls(one)]])),
+	);
+}
+
 /** The end of a source's description: which of the columns that are read hold classes. */
 export function describeClasses(classes: ClassNames, wanted: readonly string[]): string {
 	const columns = [...classes.keys()].filter((column) => wanted.includes(column));

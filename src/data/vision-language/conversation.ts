@@ -42,7 +42,11 @@ export function crudeConversation(sample: Sample, prompts: Prompts): Conversatio
 			const turn = turnOf(entry);
 			return typeof turn === "string" ? refuse(turn) : turn;
 		});
-		return { ...placed(turns, images, refuse), ...toolsOf(record) };
+		const { system } = record;
+		if (typeof system === "string" && system.trim() !== "" && turns[0]?.role !== "system") {
+			turns.unshift({ role: "system", sender: "system", fields: {}, fragments: [system] });
+		}
+		return { ...placed(turns, images, refuse), ...toolsOf(record, refuse) };
 	}
 	const document = interleavedRecord(record);
 	if (typeof document === "string") return refuse(document);
@@ -98,6 +102,11 @@ function turnOf(entry: unknown): Turn | string {
 	const name = sender.toLowerCase();
 	const turn = { role: Object.hasOwn(roles, name) ? roles[name]! : name, sender, fields };
 	const said = value ?? content ?? null;
+	if (name === "function_call") {
+		const calls = toolCallsOf(jsonOf(said));
+		if (calls === null) return "its conversation has a turn of function_call that is no JSON of a name and arguments";
+		return { ...turn, role: "assistant", fields: { ...fields, tool_calls: calls }, fragments: null };
+	}
 	if (typeof said === "string") return { ...turn, fragments: [said] };
 	if (said === null && Array.isArray(fields.tool_calls)) {
 		return { ...turn, fields: content === null ? { ...fields, content } : fields, fragments: null };
@@ -120,15 +129,31 @@ export function callsTools({ fragments, fields }: Turn): boolean {
 	return fragments === null || (Array.isArray(calls) && calls.length > 0);
 }
 
-/** The tools that a record says the assistant has; some write them as JSON text. */
-function toolsOf({ tools }: Readonly<Record<string, unknown>>): Pick<Conversation, "variables"> {
-	if (typeof tools !== "string") return Array.isArray(tools) ? { variables: { tools } } : {};
+/** The value of JSON text, as some data have calls and tools; null: it is not JSON. Other values are what they are. */
+function jsonOf(value: unknown): unknown {
+	if (typeof value !== "string") return value;
 	try {
-		const parsed = parseJsonBytes(Buffer.from(tools));
-		return Array.isArray(parsed) ? { variables: { tools: parsed } } : {};
+		return parseJsonBytes(Buffer.from(value));
 	} catch {
-		return {};
+		return null;
 	}
+}
+
+/** The calls of a turn of ShareGPT's function_call: a call's name and arguments, or a list of them; null: it is neither. */
+export function toolCallsOf(given: unknown): readonly unknown[] | null {
+	const calls = [given].flat().map((call) => (call ?? {}) as { readonly name?: unknown; readonly arguments?: unknown });
+	if (calls.some((call) => typeof call.name !== "string" || call.arguments === undefined)) return null;
+	return calls.map((call) => ({ type: "function", function: { name: call.name, arguments: call.arguments } }));
+}
+
+/** The tools that a record says the assistant has; some write them as JSON text. */
+function toolsOf(
+	{ tools: given }: Readonly<Record<string, unknown>>,
+	refuse: (reason: string) => never,
+): Pick<Conversation, "variables"> {
+	if (given === undefined || given === null || given === "") return {};
+	const tools = jsonOf(given);
+	return Array.isArray(tools) ? { variables: { tools } } : refuse("its tools are not a list");
 }
 
 /** Images at the tags; images without a tag go before the first turn of the user. */

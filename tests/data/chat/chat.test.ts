@@ -81,6 +81,27 @@ describe("tokens that count in the loss", () => {
 	});
 });
 
+test("a turn of weight 0 does not count, with generation blocks and without", () => {
+	const weighed = (role: string, content: string, weight: number): ChatTurn => ({
+		...say(role, content),
+		fields: { weight },
+	});
+	const turns = [say("user", "a"), weighed("assistant", "b", 0), say("user", "c"), weighed("assistant", "d", 1)];
+	const all = "user: a</s>\nassistant: b</s>\nuser: c</s>\nassistant: ·d</s>·\n";
+	expect(shown(chat(lines).render(turns))).toBe(all);
+	const joined = all.replaceAll("\n", "");
+	const block = "{% generation %}{{ m.content }}</s>{% endgeneration %}";
+	const blocks = (text: string) =>
+		lines.replace(
+			"{{ m.content }}</s>",
+			`{% if m.role == 'assistant' %}${text}{% else %}{{ m.content }}</s>{% endif %}`,
+		);
+	expect(shown(chat(blocks(block)).render(turns))).toBe(joined);
+	expect(() => chat(blocks(`${block}${block}`)).render(turns)).toThrow(
+		"a turn has weight 0, and t.jinja writes 4 generation blocks for 2 turns of the assistant",
+	);
+});
+
 describe("tokens across the border of a loss span", () => {
 	test("count, and tokens before and after are unaffected", () => {
 		const tokenizer = openTokenizer(join(folder, "tokenizer"));

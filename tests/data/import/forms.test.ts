@@ -180,6 +180,23 @@ describe("conversations", async () => {
 		expect(other).toBe(expected["train-000000.tar/000000001.json"]);
 	});
 
+	test("a call of a tool in a table has its own arguments alone", async () => {
+		const calls = await samples(join(golden, "calls.jsonl"));
+		expect(JSON.stringify(calls)).toContain("4611686018427387904");
+		for (const name of ["calls.parquet", "calls"]) expect(await samples(join(golden, name))).toEqual(calls);
+	});
+
+	test("turns of a prompt and a completion are a conversation whose prompt does not count", async () => {
+		const [user, assistant] = [
+			{ role: "user", content: "Hm?" },
+			{ role: "assistant", content: "Yes." },
+		];
+		const record = { prompt: [user, assistant, user], completion: [assistant] };
+		const read = await samples(scratch.file("completion.jsonl", JSON.stringify(record)));
+		const prompt = record.prompt.map((turn) => ({ ...turn, weight: 0 }));
+		expect(Object.values(read).map((text) => JSON.parse(text))).toEqual([{ messages: [...prompt, assistant] }]);
+	});
+
 	test("training reads them with images at their tags and a loss on every answer", async () => {
 		const output = join(scratch.path, "trained");
 		await importing(scratch.file("trained.jsonl", forms[2]![1]), output);

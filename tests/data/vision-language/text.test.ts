@@ -87,6 +87,21 @@ describe("conversations", () => {
 		expect(shown(label)).toContain("1152921504606846977");
 	});
 
+	test("a record's own system prompt, ShareGPT's calls of tools and OpenAI's weights are read", () => {
+		const call = { from: "function_call", value: '{"name": "f", "arguments": {"x": 2.0}}' };
+		const record = { system: "Be brief.", tools: '[{"name": "f"}]', conversations: [...conversation.slice(2), call] };
+		const { turns, variables } = conversationOf(crude(record), prompts);
+		expect(turns.map(({ role }) => role)).toEqual(["system", "user", "assistant", "assistant"]);
+		expect(turns[0]!.fragments).toEqual(["Be brief."]);
+		expect(JSON.stringify(turns[3])).toContain('"name":"f","arguments":{"x":');
+		expect(variables).toEqual({ tools: [{ name: "f" }] });
+		const first = conversationOf(crude({ ...record, conversations: [{ from: "system", value: "No." }] }), prompts);
+		expect(first.turns.map(({ fragments }) => fragments)).toEqual([["No."]]);
+		const messages = conversation.slice(2).map(({ from, value }) => ({ role: from, content: value, weight: 0 }));
+		const weighed = crude({ messages: [...messages, { role: "assistant", content: "No.", weight: 1 }] });
+		expect(shown(weighed, chatml)).toEndWith("\nSo.<|im_end|>\n<|im_start|>assistant\n·No.<|im_end|>·\n");
+	});
+
 	test("captions, questions, choices and interleaved documents", () => {
 		expect(shown(sample("CaptioningSample", { image: image(1), caption: "A cat." }))).toBe("[0]·\nA cat.·");
 		const vqa = { image: image(1), context: "How many?", answers: ["2", "3"], answer_weights: [0.2, 0.8] };
@@ -123,6 +138,12 @@ describe("conversations", () => {
 			"a call of a tool",
 			crude({ messages: [{ role: "assistant", content: null, tool_calls: [{}] }] }),
 			"a turn that calls tools, which plain cannot write",
+		],
+		["tools that are no list", crude({ conversations: [], tools: "none" }), "its tools are not a list"],
+		[
+			"a call that is no JSON",
+			crude({ conversations: [{ from: "function_call", value: "f(2)" }] }),
+			"a turn of function_call that is no JSON of a name and arguments",
 		],
 		["no text", crude({ id: 3 }), "neither a conversation nor text"],
 		["a question without answers", sample("VQASample", { image: image(1), context: "?", answers: [] }), "no answers"],

@@ -81,3 +81,18 @@ classes = Dataset.from_dict(
 )
 classes.to_parquet(os.path.join(here, "classes.parquet"))
 classes.save_to_disk(os.path.join(here, "classes"))
+
+def called(name, arguments):
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    properties = {key: {"type": "integer"} for key in arguments}
+    return {"messages": turns, "tools": [{"name": name, "parameters": {"properties": properties}}]}
+
+
+# Calls of different tools, which a table gives one another's arguments.
+calls = [called("one", {"a": 2**62}), called("other", {"b": 2})]
+with open(os.path.join(here, "calls.jsonl"), "w") as file:
+    file.writelines(json.dumps(call) + "\n" for call in calls)
+calls = Dataset.from_list(calls)
+calls.to_parquet(os.path.join(here, "calls.parquet"))
+calls.save_to_disk(os.path.join(here, "calls"))

@@ -16,6 +16,7 @@ import {
 	type SyncSource,
 	wantedColumns,
 	withClassNames,
+	withoutOthersArguments,
 } from "../row.ts";
 import { type ArrowField, batchOf, fieldsOf } from "./arrow-batch.ts";
 
@@ -145,7 +146,7 @@ export function arrowSource(files: readonly InputFile[], columns: Columns, image
 					number++;
 					yield {
 						where: `${path}, row ${number}`,
-						fields: withClassNames(fields, classes.get(path)!),
+						fields: withClassNames(withoutOthersArguments(fields), classes.get(path)!),
 						images: [],
 						folder: imageRoot ?? dirname(path),
 						part,

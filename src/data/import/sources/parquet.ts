@@ -15,6 +15,7 @@ import {
 	type Source,
 	wantedColumns,
 	withClassNames,
+	withoutOthersArguments,
 } from "../row.ts";
 import { checkPages, compressors, LARGEST_GROUP, viewOf, walkStruct } from "./parquet-pages.ts";
 
@@ -91,7 +92,7 @@ async function* parquetRows(path: string, columns: Columns, from: number): Async
 		if (rows.length !== end - rowStart) {
 			throw new UserError(`${path}: row group ${number} has ${rows.length} of ${end - rowStart} rows: it is damaged.`);
 		}
-		for (const row of rows) yield withClassNames(row, classes);
+		for (const row of rows) yield withClassNames(withoutOthersArguments(row), classes);
 		begin = end;
 	}
 }

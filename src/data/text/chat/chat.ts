@@ -21,7 +21,7 @@ export interface ChatTurn {
 	readonly role: string;
 	/** Text and images by their numbers; null: the turn has no content but that of its fields, such as one that only calls tools. */
 	readonly content: readonly (string | { readonly image: number })[] | null;
-	/** Its other fields, as they are in the data: tool_calls, name, reasoning_content, and a content that is null. */
+	/** Its other fields, as they are in the data: tool_calls, name, reasoning_content, a content that is null; a weight of 0: it does not count. */
 	readonly fields: Readonly<Record<string, unknown>>;
 }
 
@@ -74,18 +74,25 @@ export class Chat {
 	 */
 	render(turns: readonly ChatTurn[], record: Readonly<Record<string, unknown>> = {}): ChatPiece[] {
 		const { messages, write, text } = this.#written(turns, record);
+		const counts = turns.filter(({ role }) => role === "assistant").map(({ fields }) => fields.weight !== 0);
+		const blocks = text.split(marks.lossBegin).length - 1;
+		if (this.#template.hasGeneration && blocks !== counts.length && counts.includes(false)) {
+			throw new ChatError(
+				`a turn has weight 0, and ${this.#template.file} writes ${counted(blocks, "generation block")} for ${counted(counts.length, "turn")} of the assistant`,
+			);
+		}
 		const spans = this.#template.hasGeneration ? null : assistantSpans(messages, text, write, this.#ends);
 		if (spans !== null && "lost" in spans) {
 			throw new ChatError(
 				`the text of its turn ${spans.lost + 1} cannot be found in what ${this.#template.file} writes`,
 			);
 		}
-		return this.#pieces(text, spans, turns);
+		return this.#pieces(text, spans, turns, counts);
 	}
 
 	/** The turns up to where the assistant's answer begins; nothing counts. Throws as render does. */
 	prompt(turns: readonly ChatTurn[], record: Readonly<Record<string, unknown>> = {}): ChatPiece[] {
-		return this.#pieces(this.#written(turns, record, {}).text, [], turns);
+		return this.#pieces(this.#written(turns, record, {}).text, [], turns, []);
 	}
 
 	/** The template's text. `prompt`: variables with which it asks for an answer; absent: it does not. */
@@ -175,8 +182,17 @@ export class Chat {
 			: new ChatError(`${where} fails at ${which}: ${message.replace(/\.$/, "")}${hint}`);
 	}
 
-	/** Rendered text as pieces. `spans`: the parts that count; null: the parts between the template's own marks. */
-	#pieces(text: string, spans: readonly Span[] | null, turns: readonly ChatTurn[]): ChatPiece[] {
+	/**
+	 * Rendered text as pieces. `turnSpans`: the assistant's turns; null: they are between the template's own marks. `counts`: which of
+	 * them count; all that follow do.
+	 */
+	#pieces(
+		text: string,
+		turnSpans: readonly Span[] | null,
+		turns: readonly ChatTurn[],
+		counts: readonly boolean[],
+	): ChatPiece[] {
+		const spans = turnSpans?.filter((_, i) => counts[i] !== false) ?? null;
 		const images = turns.flatMap(({ content }) =>
 			(content ?? []).flatMap((part) => (typeof part === "string" ? [] : [part.image])),
 		);
@@ -186,7 +202,7 @@ export class Chat {
 			if (parts.length > 0) pieces.push({ parts });
 			parts = [];
 		};
-		let [found, generating] = [0, false];
+		let [found, generating, block] = [0, false, 0];
 		const image = RegExp.escape(this.#imageText);
 		const special = new RegExp(
 			`(\\ufdd0[^\\ufdd0-\\ufdd6]*\\ufdd1)|([\\ufdd0\\ufdd1])|([\\ufdd3\\ufdd4])|(\\ufdd2|${image})`,
@@ -197,7 +213,7 @@ export class Chat {
 			add(at, match.index, true);
 			at = match.index + match[0].length;
 			if (match[1] !== undefined) add(match.index + 1, at - 1, false);
-			else if (match[3] !== undefined) generating = match[3] === marks.lossBegin;
+			else if (match[3] !== undefined) generating = match[3] === marks.lossBegin && counts[block++] !== false;
 			else if (match[4] !== undefined) {
 				end();
 				const number = images[found++];
