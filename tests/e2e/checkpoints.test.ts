@@ -94,6 +94,17 @@ describe("from the folder alone", () => {
 		expect([again.exitCode, again.stdout]).toEqual([0, expect.stringContaining("going on after step 4.")]);
 	}, 60_000);
 
+	test("a run with a preset of its own says what changes the training, and names parts that trained and are frozen", () => {
+		runs.trainWell("1+1", "--train-iters 1 --save parts --save-interval 1");
+		const flags = "--load parts --train-iters 2 --adam-beta2 0.9 --log-interval 2";
+		expect(runs.trainWell("1+1", `${flags} --llm-tp 2`)).toContain(
+			"Changed since checkpoint parts/iter_0000001: flag --adam-beta2 0.9 (0.95 there), flag --train-iters 2 (1 there).\n",
+		);
+		expect(runs.train("1+1", `${flags} --freeze-vit`).stderr).toMatch(
+			/parts\/iter_0000001 was saved by a training of other parts \(.*\): of its optimizer 0 tensors are missing and \d+ too many, such as \S+; --no-load-optim goes on with a new one/,
+		);
+	}, 60_000);
+
 	test("stored values that equal a key's default win over those of the model's folder", () => {
 		const train = (flags: string) => mimo(["train", ...flags.split(" ")], runs.folder);
 		const text = `--data-path text.txt --seq-length 32 --lr 1e-3 --train-iters 1 ${deviceFlags}`;

@@ -13,6 +13,7 @@ import {
 	type ParameterBuffer,
 	type ShardBlock,
 } from "../../parallel/index.ts";
+import { UserError } from "../../system/errors.ts";
 import { dtypeBytes, type Tensor } from "../../tensor/index.ts";
 import type { Box } from "../chunks.ts";
 import { compareTensors, requireMatch } from "../mapping.ts";
@@ -147,7 +148,15 @@ export function requireTensors(tensors: StoredTensors, store: TensorStore, optim
 		const padded = expected !== undefined && isPadded(name, shape, expected);
 		there.set(name, { dtype, shape: padded ? expected : shape });
 	}
-	requireMatch(store.path, compareTensors(there, wanted));
+	const found = compareTensors(there, wanted);
+	const { missing, unexpected, misshaped } = found;
+	const [first] = [...missing, ...unexpected];
+	if (first !== undefined && misshaped.length === 0 && [...missing, ...unexpected].every(isOptimizerName)) {
+		throw new UserError(
+			`${store.path} was saved by a training of other parts (--freeze-lm, --freeze-vit, --freeze-projection): of its optimizer ${missing.length} tensors are missing and ${unexpected.length} too many, such as ${first}; --no-load-optim goes on with a new one.`,
+		);
+	}
+	requireMatch(store.path, found);
 }
 
 /** A checkpoint may hold more rows of a vocabulary than there are tokens. */

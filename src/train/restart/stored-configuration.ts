@@ -4,8 +4,10 @@
  */
 import { storedConfiguration } from "../../checkpoint/index.ts";
 import { gridKeys } from "../../config/keys/parallel.ts";
+import { shownConfiguration } from "../../config/print.ts";
 import type { ResolvedConfiguration } from "../../config/resolve.ts";
-import { type Key, keys, propertyOf } from "../../config/schema.ts";
+import { modelPartOf } from "../../config/same-model.ts";
+import { type Key, keys, propertyOf, subjects } from "../../config/schema.ts";
 import { describeOrigin, type Entry } from "../../config/sources.ts";
 
 /** Keys that say where a run starts, which a run that goes on decides anew. */
@@ -46,16 +48,35 @@ export function storedEntries(given: readonly Entry[]): Entry[] {
 	});
 }
 
-/** "Changed since checkpoint FOLDER: flag --lr 0.001 (0.002 there)."; empty where nothing is changed. */
+/** Keys that change a training and neither its model nor where it runs and what it writes. */
+const ofTraining = (key: Key): boolean =>
+	modelPartOf(key) === null &&
+	!starting.includes(key) &&
+	!["Run", "Logging", "Checkpoints", "Layout"].some((subject) => key in subjects[subject as keyof typeof subjects]);
+
+/**
+ * "Changed since checkpoint FOLDER: flag --lr 0.001 (0.002 there)."; empty where nothing is changed. `stored`: the entries beneath the
+ * run's; where a file or a preset describes it there are none, and what changes the training is compared.
+ */
 export function changesSince(
 	stored: readonly Entry[],
 	{ configuration, origins }: Pick<ResolvedConfiguration, "configuration" | "origins">,
 ): string[] {
+	const now = shownConfiguration(configuration);
+	const there = stored.length > 0 ? null : storedConfiguration((key) => configuration[propertyOf(key)]);
+	const compared =
+		there === null || !("modelProvider" in there.values)
+			? stored
+			: keys.flatMap((key): Entry[] => {
+					const value = there.values[propertyOf(key)];
+					const same = value === undefined || origins[key].source === "derived" || !ofTraining(key);
+					return same ? [] : [{ key, value, origin: { source: "checkpoint", path: there.path } }];
+				});
 	const shown = (value: unknown) => (value === null ? "unset" : [value].flat().join(" "));
-	const changes = stored.flatMap(({ key, value }) => {
-		const now = configuration[propertyOf(key) as keyof typeof configuration];
-		if (origins[key].source === "checkpoint" || Bun.deepEquals(now, value)) return [];
-		return [`${describeOrigin(origins[key])} ${shown(now)} (${shown(value)} there)`];
+	const changes = compared.flatMap(({ key, value }) => {
+		if (origins[key].source === "checkpoint" || Bun.deepEquals(now[propertyOf(key)], value)) return [];
+		const name = origins[key].source === "flag" ? describeOrigin(origins[key]) : key;
+		return [`${name} ${shown(now[propertyOf(key)])} (${shown(value)} there)`];
 	});
-	return changes.length === 0 ? [] : [`Changed since ${describeOrigin(stored[0]!.origin)}: ${changes.join(", ")}.`];
+	return changes.length === 0 ? [] : [`Changed since ${describeOrigin(compared[0]!.origin)}: ${changes.join(", ")}.`];
 }
