@@ -43,7 +43,7 @@ interface Outcome {
 	readonly output: string;
 }
 
-/** Files that wait at least as long as they compute: for ranks that fall silent, for Slurm, for locks. */
+/** Files that wait at least as long as they compute: for ranks that fall silent, for Slurm, for locks, for servers. */
 const waiting = [
 	"tests/launch/launcher.test.ts",
 	"tests/native/cpp.test.ts",
@@ -58,6 +58,8 @@ const waiting = [
 	"tests/checkpoint/native/writer-lock.test.ts",
 	"tests/e2e/slurm.test.ts",
 	"tests/e2e/slurm-recipes.test.ts",
+	"tests/e2e/plain-folders.test.ts",
+	"tests/e2e/stores.test.ts",
 ];
 /** Files that look at dist/release or its libraries. */
 const ofRelease = [
@@ -71,7 +73,6 @@ const long = [
 	"tests/e2e/verify.test.ts", // 60
 	"tests/e2e/fine-tune.test.ts", // 60
 	"tests/e2e/host-restarts.test.ts", // 50
-	"tests/e2e/plain-folders.test.ts", // 40
 	"tests/guests/elastic/commands.test.ts", // 55
 	"tests/e2e/vision-language-weights.test.ts", // 45
 	"tests/e2e/checkpoints.test.ts", // 45
