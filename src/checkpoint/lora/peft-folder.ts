@@ -161,6 +161,7 @@ const configSchema = v.looseObject({
 	r: v.pipe(v.number(), v.integer(), v.minValue(1)),
 	lora_alpha: v.pipe(v.number(), v.finite()),
 	lora_dropout: v.optional(v.number(), 0),
+	target_modules: v.optional(v.unknown()),
 	...Object.fromEntries(
 		[
 			...["bias", "fan_in_fan_out", "use_rslora", "use_dora", "modules_to_save", "rank_pattern", "alpha_pattern"],
@@ -182,8 +183,8 @@ export interface PeftAdapters extends Disposable {
 
 /** Opens a folder; every tensor of it belongs to an adapter of the model. Most values are read when they are asked for. */
 export function openPeftFolder(path: string, model: AdaptedModel): PeftAdapters {
-	const settings = readAdapterSettings(path);
-	const file = openSafetensors(join(path, valuesName), { inside: path });
+	const { targets, ...settings } = readAdapterSettings(path);
+	let file: TensorStore = openSafetensors(join(path, valuesName), { inside: path });
 	try {
 		const named = peftSpelling(file.tensors.keys());
 		if (named === null) {
@@ -196,6 +197,13 @@ export function openPeftFolder(path: string, model: AdaptedModel): PeftAdapters 
 		const spelling = named.family === "llama" && own !== "nemotron_h" ? { ...named, family: own } : named;
 		const modules = new Set([...file.tensors.keys()].map(moduleOf));
 		const weights = weightsOf(modules, model, spelling, file.path);
+		const apart = peftCorrespondence(weights, settings.rank, model, spelling, file.path, () => false);
+		const isTarget = (module: string) => targets?.some((target) => `.${module}`.endsWith(`.${target}`)) ?? true;
+		file = withZeros(
+			file,
+			apart.modules.filter((module) => !modules.has(module) && !isTarget(module)),
+			apart.builder.foreign,
+		);
 		const stacked: string[] = [];
 		const share = (own: readonly string[]) => {
 			const equal = own.every((module) => sameMatrix(file, matrixName(own[0]!, "A"), matrixName(module, "A")));
@@ -216,18 +224,42 @@ export function openPeftFolder(path: string, model: AdaptedModel): PeftAdapters 
 	}
 }
 
+/** The file with adapters of zeros for modules that have none beside others of their weight, such as keys beside queries. */
+function withZeros(
+	file: TensorStore,
+	modules: readonly string[],
+	shapes: ReadonlyMap<string, readonly number[]>,
+): TensorStore {
+	if (modules.length === 0) return file;
+	const { dtype } = file.tensors.values().next().value!;
+	const names = modules.flatMap((module) => [matrixName(module, "A"), matrixName(module, "B")]);
+	const zeros: TensorStore = {
+		path: file.path,
+		tensors: new Map(names.map((name) => [name, { dtype, shape: [...shapes.get(name)!] }])),
+		readInto: (_, __, into) => into.fill(0),
+		[Symbol.dispose]: () => {},
+	};
+	return joinStores(file.path, [file, zeros]);
+}
+
 /** Whether two tensors of a file are equal; one that is not there is for later to complain about. */
 function sameMatrix(file: TensorStore, one: string, other: string): boolean {
 	if (one === other || !file.tensors.has(one) || !file.tensors.has(other)) return true;
 	return Bun.deepEquals(readTensor(file, one), readTensor(file, other));
 }
 
-/** Reads the settings of a folder's adapters. Throws a UserError for those of another function than this program's. */
-export function readAdapterSettings(folder: string): AdapterSettings {
+/**
+ * Reads the settings of a folder's adapters, and the ends of the names of their modules; null: an expression. Throws a UserError for
+ * those of another function than this program's.
+ */
+export function readAdapterSettings(folder: string): AdapterSettings & { readonly targets: readonly string[] | null } {
 	const path = join(folder, adapterConfigName);
 	const json = parsePythonJson(readJsonText(path, configLimits, { inside: folder }), path);
 	const { success, output, issues } = v.safeParse(configSchema, json);
-	if (success) return { rank: output.r, alpha: output.lora_alpha, dropout: output.lora_dropout };
+	if (success) {
+		const { r: rank, lora_alpha: alpha, lora_dropout: dropout, target_modules: targets } = output;
+		return { rank, alpha, dropout, targets: Array.isArray(targets) ? targets.map(String) : null };
+	}
 	const key = v.getDotPath(issues[0]) ?? "its content";
 	throw new UserError(`${path}: ${key} is ${JSON.stringify(json[key])}, which no adapter of this program has.`);
 }

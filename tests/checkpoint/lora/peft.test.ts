@@ -196,6 +196,44 @@ test.each([
 	expect(weightsOf(new Set(modules), configuration, found!, "p")).toEqual([linear, full]);
 });
 
+test("adapters of queries and values alone, peft's default for Llama and Qwen, leave the keys as they are", () => {
+	using source = openHuggingFaceModel(golden("qwen3"));
+	const {
+		hiddenSize: width,
+		kvChannels: headDim,
+		numAttentionHeads: heads,
+		numQueryGroups: groups,
+	} = source.configuration;
+	const path = mkdtempSync(join(folder, "default-"));
+	const config = { peft_type: "LORA", r: 2, lora_alpha: 2, target_modules: ["q_proj", "v_proj"] };
+	writeFileSync(join(path, "adapter_config.json"), JSON.stringify(config));
+	const matrix = (name: string, shape: number[], value: number) => ({
+		name: `base_model.model.model.layers.0.self_attn.${name}.weight`,
+		...{ dtype: "F32" as const, shape },
+		data: () => new Float32Array(shape[0]! * shape[1]!).fill(value),
+	});
+	const rows = { q_proj: heads * headDim, v_proj: groups * headDim };
+	writeSafetensors(
+		join(path, "adapter_model.safetensors"),
+		Object.entries(rows).flatMap(([name, height], i) => [
+			matrix(`${name}.lora_A`, [2, width], 1),
+			matrix(`${name}.lora_B`, [height, 2], i + 1),
+		]),
+	);
+	using adapters = openPeftFolder(path, source.configuration);
+	expect(adapters.stacked).toHaveLength(1);
+	const merged = new MergedStore(joinStores("both", [source.weights, adapters.weights]), 1);
+	const weight = "language_model.decoder.layers.0.self_attention.linear_qkv.weight";
+	const [before, after] = [source.weights, merged].map((store) => readTensor(store, weight) as Float32Array);
+	const changes = Array.from({ length: before!.length / width }, (_, row) =>
+		Math.round(after![row * width]! - before![row * width]!),
+	);
+	const count = (change: number) => changes.filter((one) => one === change).length;
+	expect([count(2), count(4), count(0)]).toEqual([rows.q_proj, rows.v_proj, rows.v_proj]);
+	writeFileSync(join(path, "adapter_config.json"), JSON.stringify({ ...config, target_modules: ["k_proj", "q_proj"] }));
+	expect(() => openPeftFolder(path, source.configuration)).toThrow("2 missing");
+});
+
 describe("refuses by name", () => {
 	/** Why a changed copy of last/ is refused. */
 	function refusal(change: { config?: Record<string, unknown>; rename?: (name: string) => string | null }): string {
