@@ -13,6 +13,7 @@ import {
 	answerOf,
 	type Columns,
 	conversationNames,
+	earlierTurns,
 	imageValues,
 	isGiven,
 	questionOf,
@@ -88,11 +89,15 @@ export function readRecord(fields: Fields, beside: readonly Uint8Array[], folder
 	const answer = plainText(answerOf(fields, columns));
 	const question = plainText(questionOf(fields, columns));
 	if (answer !== null && question !== null) {
-		const input = plainText(fields.input);
-		const system = plainText(fields.system);
+		// What a question is about: alpaca's input, Dolly's and SQuAD's context.
+		const { context } = fields;
+		const input = plainText(fields.input) ?? (typeof context === "string" ? plainText(context) : null);
+		const system = plainText(fields.system) ?? plainText(fields.system_prompt);
 		const asked = input === null ? question : `${question}\n${input}`;
+		const earlier = earlierTurns(fields.history).map((turn, i) => messageOf(turn, i, []));
 		const messages = [
 			...(system === null ? [] : [{ role: "system", content: system }]),
+			...earlier,
 			{ role: "user", content: asked },
 			{ role: "assistant", content: answer },
 		];
@@ -160,7 +165,7 @@ function conversation(
 ): Draft {
 	const inTurns: unknown[] = [];
 	const messages = turns.map((turn, i) => messageOf(turn, i, inTurns));
-	const system = plainText(fields.system);
+	const system = plainText(fields.system) ?? plainText(fields.system_prompt);
 	if (system !== null && messages[0]?.role !== "system") messages.unshift({ role: "system", content: system });
 	const beside = imageValues(fields, columns).filter(isGiven);
 	if (inTurns.length > 0 && beside.length > 0) {

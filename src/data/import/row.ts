@@ -132,7 +132,18 @@ const answerNames = ["answer", "answers", "multiple_choice_answer", "response", 
 export const conversationNames = ["conversations", "conversation", "messages"] as const;
 const documentNames = ["texts", "text_list", "image_info"];
 /** Further fields that are read. */
-const besides = ["system", "tools", "input", "video", "videos", "audio", "audios"];
+const besides = [
+	"system",
+	"system_prompt",
+	"tools",
+	"input",
+	"context",
+	"history",
+	"video",
+	"videos",
+	"audio",
+	"audios",
+];
 
 const known = new Set<string>([
 	...imageNames,
@@ -143,6 +154,18 @@ const known = new Set<string>([
 	...documentNames,
 	...besides,
 ]);
+
+/** Earlier questions with their answers (alpaca's `history`) as turns; an empty value has none. */
+export function earlierTurns(history: unknown): readonly Fields[] {
+	const pairs = isGiven(history) ? history : [];
+	if (!Array.isArray(pairs) || !pairs.every((pair) => Array.isArray(pair) && pair.length === 2)) {
+		throw new SkippedRow("its history does not consist of pairs of a question and an answer");
+	}
+	return pairs.flatMap(([user, assistant]) => [
+		{ role: "user", content: user },
+		{ role: "assistant", content: assistant },
+	]);
+}
 
 /** Whether a value is not empty. */
 export function isGiven(value: unknown): boolean {

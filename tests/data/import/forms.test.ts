@@ -250,6 +250,7 @@ test("documents of OBELICS and MMC4, pairs of The Cauldron, questions with answe
 		},
 		{ question: "How many?", answers: ["two", "2"], image: a },
 		{ instruction: "Do", input: "this", output: "done" },
+		{ system_prompt: "S", history: [["q", "a"]], instruction: "Sum up", context: "a text", response: "short" },
 		{ text: "only words" },
 	];
 	const found = await samples(scratch.file("kinds.jsonl", records.map((one) => JSON.stringify(one)).join("\n")));
@@ -277,6 +278,15 @@ test("documents of OBELICS and MMC4, pairs of The Cauldron, questions with answe
 			messages: [
 				{ role: "user", content: "Do\nthis" },
 				{ role: "assistant", content: "done" },
+			],
+		},
+		{
+			messages: [
+				{ role: "system", content: "S" },
+				{ role: "user", content: "q" },
+				{ role: "assistant", content: "a" },
+				{ role: "user", content: "Sum up\na text" },
+				{ role: "assistant", content: "short" },
 			],
 		},
 		{ text: "only words" },

@@ -5,7 +5,7 @@
 import { dirname, join, relative } from "node:path";
 import { UserError } from "../../../system/errors.ts";
 import { jsonIn } from "../detect.ts";
-import { isGiven, type Row, SkippedRow, type SyncSource } from "../row.ts";
+import { earlierTurns, isGiven, type Row, SkippedRow, type SyncSource } from "../row.ts";
 
 type Fields = Readonly<Record<string, unknown>>;
 
@@ -108,17 +108,12 @@ function alpaca(fields: Fields, entry: FactoryEntry): Fields {
 	const asked = ["prompt", "query"].map((column) => fieldOf(fields, entry, column)).filter(isGiven);
 	const question = asked.join("\n");
 	if (!isGiven(entry.columns.response)) return { text: question };
-	const given = fieldOf(fields, entry, "history");
-	const history = isGiven(given) ? given : [];
-	if (!Array.isArray(history) || !history.every((pair) => Array.isArray(pair) && pair.length === 2)) {
-		throw new SkippedRow("its history does not consist of pairs of a question and an answer");
-	}
-	const pairs = [...history, [question, fieldOf(fields, entry, "response")]];
 	return {
-		messages: pairs.flatMap(([user, assistant]) => [
-			{ role: "user", content: user },
-			{ role: "assistant", content: assistant },
-		]),
+		messages: [
+			...earlierTurns(fieldOf(fields, entry, "history")),
+			{ role: "user", content: question },
+			{ role: "assistant", content: fieldOf(fields, entry, "response") },
+		],
 	};
 }
 
