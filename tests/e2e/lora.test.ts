@@ -73,7 +73,8 @@ describe("a base, adapters, a merged model", () => {
 		convert("--to hf whole converted --verify");
 		expect(values("converted").equals(values("merged"))).toBeTrue();
 		convert("--to peft whole converted-peft --verify");
-		const file = "adapter_model.safetensors";
+		const [file, settings] = ["adapter_model.safetensors", "adapter_config.json"];
+		expect(values("converted-peft", settings).toString()).toBe(values("peft", settings).toString());
 		expect(values("converted-peft", file).equals(values("peft", file))).toBeTrue();
 		convert(`--to hf --adapters peft ${base} from-peft --verify`);
 		expect(values("from-peft").equals(values("merged"))).toBeTrue();

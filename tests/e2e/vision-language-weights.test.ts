@@ -199,6 +199,15 @@ describe.each(checkedParts)("adapters of %s", (_, kind, flags, parts) => {
 	}, 60_000);
 });
 
+test("adapters of a training whose projector trained whole are converted with a word about it", () => {
+	train("--load-hf", "whole", "--lora-rank", "4", "--freeze-vit", "--save", "beside");
+	const { exitCode, stderr } = mimo(["convert-ckpt", "--to", "peft", "beside", "beside-peft"], folder);
+	expect([exitCode, stderr]).toEqual([
+		0,
+		"beside/iter_0000001: the projector has trained whole, and a PEFT folder holds adapters alone: it is left out (--to hf writes the whole model).\n",
+	]);
+});
+
 test("a language model that came from no folder takes the tokenizer it was trained with", () => {
 	writeFileSync(join(folder, "text.txt"), "A tiny text of few words. ".repeat(1000));
 	const flags = ["--preset", "nemotron-tiny", "--data-path", "text.txt", "--tokenizer", parts.language];

@@ -21,6 +21,7 @@ import {
 	objectsOf,
 } from "../hf/kept-folder.ts";
 import { describeParts, type FolderParts, openParts } from "../hf/parts.ts";
+import { projectorPrefix } from "../hf/projector-names.ts";
 import { isKept, isLeftOut } from "../hf/unused-tensors.ts";
 import { behindTap, visionOfLogical } from "../hf/vision-configuration.ts";
 import { towerPrefix } from "../hf/vision-names.ts";
@@ -197,6 +198,24 @@ function settingsOf({ model, path }: SourceCheckpoint): AdapterSettings & { read
 	return { scale, rank: Number(loraRank), alpha: Number(loraAlpha), dropout: Number(loraDropout ?? 0) };
 }
 
+/** Sentences about parts of a source that have trained whole, for which its adapters' folder has no place. */
+function trainedWhole({ weights, model, path }: SourceCheckpoint): string[] {
+	const names = [...weights.tensors.keys()];
+	const parts = [
+		["vision tower", model.freezeVit, towerPrefix],
+		["projector", model.freezeProjection, projectorPrefix],
+	] as const;
+	return parts
+		.filter(([, frozen, prefix]) => {
+			const own = names.filter((name) => name.startsWith(prefix));
+			return frozen === false && own.length > 0 && !own.some(isAdapterName);
+		})
+		.map(
+			([part]) =>
+				`${path}: the ${part} has trained whole, and a PEFT folder holds adapters alone: it is left out (--to hf writes the whole model).`,
+		);
+}
+
 /** Plans a PEFT folder for the adapters of a source. */
 export function peftTarget(
 	source: SourceCheckpoint,
@@ -214,5 +233,8 @@ export function peftTarget(
 		whole: [...source.weights.tensors.keys()].some((name) => name.startsWith(towerPrefix)),
 	};
 	const chosen = moduleSpelling(base, names);
-	return planPeftFolder(adapters, settingsOf(source), model, { spelling: chosen, base: null, path, sync });
+	const { loadHf } = source.model;
+	const named = typeof loadHf === "string" ? loadHf : null;
+	const planned = planPeftFolder(adapters, settingsOf(source), model, { spelling: chosen, base: named, path, sync });
+	return { ...planned, warnings: [...planned.warnings, ...trainedWhole(source)] };
 }
