@@ -164,7 +164,7 @@ export const scheduleKeys = {
 	"train-samples": optional(integer(1), "Samples to train; or give train-iters or train-epochs."),
 	"train-epochs": optional(
 		positiveNumber,
-		"Passes over the training data, from whose length train-iters follows; may be fractional. Packed sequences and blends by weight have no length.",
+		"Passes over the training data, from whose length train-iters follows; may be fractional. Samples that are left out are part of the length, and those that follow take their place. Packed sequences and blends by weight have no length.",
 	),
 	"lr-decay-style": defaulting(
 		choice(["constant", "linear", "cosine", "inverse-square-root", "WSD"]),

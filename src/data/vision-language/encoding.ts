@@ -137,10 +137,9 @@ export function encodePieces(
 	}
 	const { ids, labels } = sequence.finish();
 	if (labels.every((label) => label === ignored)) {
-		throw new SampleError(
-			`Sample ${key} has no token within ${sequenceLength} that counts in the loss: raise --seq-length.`,
-			key,
-		);
+		const counts = runs.some((run) => ("ids" in run ? run.loss.includes(1) : run.loss));
+		const within = `has no token within ${sequenceLength} that counts in the loss: raise --seq-length`;
+		throw new SampleError(`Sample ${key} ${counts ? within : "has no turn that counts in the loss"}.`, key);
 	}
 	return { ids, labels, images: kept.map((image) => ({ ...images[image]!, plan: plans[image]! })) };
 }

@@ -260,6 +260,8 @@ describe("encoding", () => {
 
 	test("a sample without a label within the limit is refused", () => {
 		expect(() => encode(two(), { sequenceLength: 20 })).toThrow("no token within 20 that counts");
+		const unanswered = crude({ messages: [{ role: "system", content: "Be brief." }] });
+		expect(() => encode(unanswered, {})).toThrow("Sample s has no turn that counts in the loss.");
 	});
 
 	test("a sample that is too long is truncated, or skipped with its length", () => {
