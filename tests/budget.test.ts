@@ -12,7 +12,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	checkpoint: [19167, 97],
 	commands: [5335, 40],
 	config: [7704, 53],
-	data: [20888, 109],
+	data: [20890, 109],
 	decode: [728, 3],
 	guests: [4801, 32],
 	inference: [1759, 10],

@@ -87,18 +87,21 @@ export function readRecord(fields: Fields, beside: readonly Uint8Array[], folder
 	}
 	const images = imagesOf(imageValues(fields, columns));
 	const answer = plainText(answerOf(fields, columns));
-	const question = plainText(questionOf(fields, columns));
+	const asked = plainText(questionOf(fields, columns));
+	const input = plainText(fields.input);
+	// torchtune's input is the question where there is no other.
+	const question = asked ?? (columns.question === null ? input : null);
 	if (answer !== null && question !== null) {
 		// What a question is about: alpaca's input, Dolly's and SQuAD's context.
 		const { context } = fields;
-		const input = plainText(fields.input) ?? (typeof context === "string" ? plainText(context) : null);
+		const about = (asked === null ? null : input) ?? (typeof context === "string" ? plainText(context) : null);
 		const system = plainText(fields.system) ?? plainText(fields.system_prompt);
-		const asked = input === null ? question : `${question}\n${input}`;
+		const content = about === null ? question : `${question}\n${about}`;
 		const earlier = earlierTurns(fields.history).map((turn, i) => messageOf(turn, i, []));
 		const messages = [
 			...(system === null ? [] : [{ role: "system", content: system }]),
 			...earlier,
-			{ role: "user", content: asked },
+			{ role: "user", content },
 			{ role: "assistant", content: answer },
 		];
 		return { record: { messages }, images };

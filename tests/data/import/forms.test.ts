@@ -251,6 +251,7 @@ test("documents of OBELICS and MMC4, pairs of The Cauldron, questions with answe
 		{ question: "How many?", answers: ["two", "2"], image: a },
 		{ instruction: "Do", input: "this", output: "done" },
 		{ system_prompt: "S", history: [["q", "a"]], instruction: "Sum up", context: "a text", response: "short" },
+		{ input: "Ask", output: "told" },
 		{ text: "only words" },
 	];
 	const found = await samples(scratch.file("kinds.jsonl", records.map((one) => JSON.stringify(one)).join("\n")));
@@ -287,6 +288,12 @@ test("documents of OBELICS and MMC4, pairs of The Cauldron, questions with answe
 				{ role: "assistant", content: "a" },
 				{ role: "user", content: "Sum up\na text" },
 				{ role: "assistant", content: "short" },
+			],
+		},
+		{
+			messages: [
+				{ role: "user", content: "Ask" },
+				{ role: "assistant", content: "told" },
 			],
 		},
 		{ text: "only words" },
