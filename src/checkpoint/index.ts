@@ -44,6 +44,7 @@ export {
 } from "./hf/families/index.ts";
 export { type SpellingName, spellings } from "./hf/families/nemotron-h-names.ts";
 export { defaultShardBytes, HuggingFaceFolder } from "./hf/folder.ts";
+export { isInHub } from "./hf/hub.ts";
 export { folderTexts, lackingOfImages, readImageProcessor } from "./hf/image-processor.ts";
 export { formatPythonJson, parseKeepingFloats, parsePythonJson } from "./hf/json.ts";
 export { configObject, isKeptObject, type KeptFolder, objectsOf } from "./hf/kept-folder.ts";

@@ -123,7 +123,7 @@ export async function runTraining(given: TrainingConfiguration, world: World): P
 		});
 		if (summary.stop === null) {
 			await weights.save(checkpoints.provenance, checkpoints.lineage, reportWarning);
-			await adapters.save(checkpoints.lineage, reportWarning);
+			await adapters.save(checkpoints.provenance, checkpoints.lineage, reportWarning);
 		}
 		await conclude(c, run, { summary, data, observer, skippedReport });
 		if (summary.stop?.requeue && world.rank === 0) await requeue();

@@ -1,6 +1,6 @@
 /** `mimo train --lora-rank`: from a base to adapters and back, resumed on other layouts, refused where it cannot be. */
 import { afterAll, describe, expect, test } from "bun:test";
-import { cpSync, existsSync, readFileSync, writeFileSync } from "node:fs";
+import { cpSync, existsSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { openHuggingFaceModel } from "../../src/checkpoint/hf/parts.ts";
 import { NativeCheckpoint } from "../../src/checkpoint/native/reader.ts";
@@ -78,6 +78,23 @@ describe("a base, adapters, a merged model", () => {
 		expect(values("converted-peft", file).equals(values("peft", file))).toBeTrue();
 		convert(`--to hf --adapters peft ${base} from-peft --verify`);
 		expect(values("from-peft").equals(values("merged"))).toBeTrue();
+	}, 60_000);
+
+	test("a run goes on without the folder that it began from, and names adapters as that does", () => {
+		cpSync(golden("qwen3"), join(run.folder, "lent"), { recursive: true });
+		const small = "--data-path text.txt --split 99,1,0 --seq-length 32 --global-batch-size 2 --lora-rank 4";
+		const go = (flags: string) => {
+			const { exitCode, stderr } = mimo(["train", ...`${flags} ${deviceFlags}`.split(" ")], run.folder);
+			expect([exitCode, stderr]).toEqual([0, ""]);
+		};
+		go(`${small} --load-hf lent --train-iters 1 --lr-decay-iters 9 --save going`);
+		rmSync(join(run.folder, "lent"), { recursive: true });
+		go("--load going --train-iters 2 --save-hf lent-whole");
+		go("--load going --train-iters 3 --save-peft lent-peft");
+		convert("--to peft going lent-converted");
+		const file = "adapter_model.safetensors";
+		expect(values("lent-peft", file).equals(values("lent-converted", file))).toBeTrue();
+		expect(values("lent-whole", "config.json").equals(readFileSync(join(golden("qwen3"), "config.json")))).toBeTrue();
 	}, 60_000);
 
 	test("adapters that make values infinite are not merged", () => {

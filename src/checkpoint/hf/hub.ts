@@ -53,6 +53,9 @@ export function hubFolder(path: string): string {
 	return join(root, "snapshots", readWholeText(ref, longestWord).trim());
 }
 
+/** Whether the cache has a model of that name. */
+export const isInHub = (name: string): boolean => existsSync(join(repository(name), "refs", revision));
+
 interface HubFile {
 	readonly path: string;
 	readonly size: number;

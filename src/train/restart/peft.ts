@@ -8,6 +8,7 @@ import {
 	detectTower,
 	GatheredTensors,
 	HuggingFaceFolder,
+	keptInSource,
 	languageType,
 	loadModel,
 	moduleSpelling,
@@ -34,6 +35,7 @@ import { type Group, groupOfOne, type World } from "../../parallel/index.ts";
 import { UserError } from "../../system/errors.ts";
 import type { Run } from "../assemble.ts";
 import { freePath, languageKeys, projectorSizesOf, writeTogether } from "./hugging-face.ts";
+import type { Provenance } from "./starting-point.ts";
 
 /** The folder of --load-peft, which gives the run its rank and α; null: no folder is given. */
 export function openAdapters(c: TrainingConfiguration): PeftAdapters | null {
@@ -61,7 +63,7 @@ export function requirePeftNames(c: TrainingConfiguration): void {
 		weights.push(...adapted(tower.parameters(), tower.lora));
 		weights.push(...adapted(projectorParameters(projector, name), projector.lora));
 	}
-	peftCorrespondence(weights, c.loraRank!, adaptedModelOf(c), spellingOf(c), `--save-peft ${c.savePeft}`);
+	peftCorrespondence(weights, c.loraRank!, adaptedModelOf(c), spellingOf(c, null), `--save-peft ${c.savePeft}`);
 }
 
 /** The sizes of the run's model. */
@@ -111,10 +113,10 @@ export class PeftWeights {
 	}
 
 	/**
-	 * Writes the trained adapters to --save-peft. Every rank of the run calls this together. `lineage` names the training;
-	 * `warn` hears what the user should know.
+	 * Writes the trained adapters to --save-peft. Every rank of the run calls this together. `provenance`: of the base; `lineage` names the
+	 * training; `warn` hears what the user should know.
 	 */
-	async save(lineage: string, warn: (sentence: string) => void): Promise<void> {
+	async save(provenance: Provenance, lineage: string, warn: (sentence: string) => void): Promise<void> {
 		const { c, run } = this;
 		if (c.savePeft === null || (run.language === null && this.holders.size === 1)) return;
 		const path = await freePath(c.savePeft, lineage, this.holders);
@@ -128,7 +130,7 @@ export class PeftWeights {
 			if (!first) return;
 			const weights = new ConvertedStore(gathered, () => "F32");
 			const settings = { rank: c.loraRank!, alpha: c.loraAlpha, dropout: c.loraDropout };
-			const options = { spelling: spellingOf(c), base: c.loadHf && withAddresses(c.loadHf), path };
+			const options = { spelling: spellingOf(c, provenance), base: c.loadHf && withAddresses(c.loadHf), path };
 			const planned = planPeftFolder(weights, settings, adaptedModelOf(c), options);
 			for (const sentence of planned.warnings) warn(sentence);
 			planned.write(folder);
@@ -137,10 +139,15 @@ export class PeftWeights {
 	}
 }
 
-/** As the modules of the model that the adapters are for are spelled. */
-function spellingOf(c: TrainingConfiguration) {
+/** As the modules of the model that the adapters are for are spelled. `provenance`: of a base without --load-hf; null: not known yet. */
+function spellingOf(c: TrainingConfiguration, provenance: Provenance | null) {
 	const whole = hasEncoder(c);
-	if (c.loadHf === null) return moduleSpelling({ stored: null, configText: null, whole });
+	if (c.loadHf === null) {
+		const kept = provenance && keptInSource(provenance, c.savePeft!);
+		const language = kept?.spelling.language ?? null;
+		const stored = language && storedSpelling(language, kept!.spelling);
+		return moduleSpelling({ stored, configText: kept?.configText ?? null, whole });
+	}
 	using folder = HuggingFaceFolder.open(c.loadHf);
 	const json = parsePythonJson(folder.configText, folder.configPath);
 	const language = detectSpelling(folder.tensors.keys(), languageType(json));

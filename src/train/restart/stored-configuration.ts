@@ -2,7 +2,8 @@
  * The configuration that a checkpoint of this program holds, as the default of a training that goes on from it: `mimo train
  * --load FOLDER` needs no other flag.
  */
-import { storedConfiguration } from "../../checkpoint/index.ts";
+import { existsSync } from "node:fs";
+import { isInHub, isStoreUrl, storedConfiguration } from "../../checkpoint/index.ts";
 import { gridKeys } from "../../config/keys/parallel.ts";
 import { shownConfiguration } from "../../config/print.ts";
 import type { ResolvedConfiguration } from "../../config/resolve.ts";
@@ -16,6 +17,14 @@ const starting: readonly Key[] = [
 	...(["no-load-optim", "no-load-scheduler", "no-load-rng", "override-ckpt-iteration", "allow-fallback"] as const),
 	...(["override-opt-param-scheduler", "use-checkpoint-opt-param-scheduler"] as const),
 ];
+
+/**
+ * Folders whose weights a training began from. A run that goes on needs them no more: its checkpoint holds what is kept of them, but for
+ * the names of modules that a PEFT folder is written under.
+ */
+const began: readonly Key[] = ["load-hf", "load-vision", "load-projector"];
+
+const isGone = (path: unknown) => typeof path === "string" && !isStoreUrl(path) && !existsSync(path) && !isInHub(path);
 
 /** Keys that decide a thing together: where one is given, the others do not come from the checkpoint. */
 const together: readonly (readonly Key[])[] = [gridKeys, ["train-iters", "train-samples", "train-epochs"]];
@@ -38,10 +47,12 @@ export function storedEntries(given: readonly Entry[]): Entry[] {
 		.flatMap((group) => group.filter((key) => !isGiven(key)));
 	// The steps follow again from the passes, which another global-batch-size may change.
 	const counted: readonly Key[] = typeof values.trainEpochs === "number" ? ["train-iters"] : [];
+	const writesAdapters = (givenValue("save-peft") ?? values.savePeft ?? null) !== null;
 	const left = new Set([...starting, ...decided, ...counted]);
 	return keys.flatMap((key): Entry[] => {
 		const value = values[propertyOf(key)];
 		if (value === undefined || left.has(key)) return [];
+		if (began.includes(key) && !writesAdapters && isGone(value)) return [];
 		// The run goes on in its own folder, wherever that lies now.
 		const here = key === "save" && value !== null ? givenValue("load") : value;
 		return [{ key, value: here, origin: { source: "checkpoint", path } }];
