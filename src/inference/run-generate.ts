@@ -91,6 +91,10 @@ export function checkJob(c: TrainingConfiguration, job: GenerateJob, library: Li
 	}
 	const reader = new RequestReader(c, new Images(library), job.options.bytes, firstWarning());
 	roomForAnswers(reader, promptsOf(job, reader), job.options);
+	const inTurns = job.kind === "conversation" || job.chat;
+	if (inTurns && c.loadHf !== null && c.conversationTemplate === "plain") {
+		warn(`${c.loadHf} has no chat template: turns are written as lines of text; --chat-template names one.`);
+	}
 }
 
 /** Every rank of the world calls this together. */

@@ -78,6 +78,8 @@ describe("a text", () => {
 		const own = said("--load text", ...prompt);
 		expect(said("--load-hf hf --tokenizer bytes.json", ...prompt)).toBe(own);
 		expect(said("--load-hf hf --bytes", ...prompt)).toBe(own);
+		const asked = run(`generate ${deviceFlags} --load-hf hf --bytes --chat`, ...prompt);
+		expect(asked.stderr).toStartWith("hf has no chat template: turns are written as lines of text;");
 		const untrained = run(`generate ${deviceFlags} --load-hf hf --bytes --lora-rank 2`, ...prompt);
 		expect(untrained.stderr).toContain("--lora-rank asks for adapters, which a Hugging Face folder does not have");
 		expect(untrained.exitCode).not.toBe(0);
