@@ -18,10 +18,12 @@ export function parsePythonJson(text: string, path: string): Record<string, unkn
 
 /**
  * Parses JSON whose values are written again and not computed with: a whole number that is spelled as a float, such as 0.0,
- * stays a float for Python.
+ * stays a float for Python, and keys that are numbers, such as those of id2label, stay where they are.
  */
 export function parseKeepingFloats(text: string, path: string): Record<string, unknown> {
-	return parse(text, path, (value, source) =>
+	// JavaScript sorts keys that are numbers, before all others.
+	const marked = text.replace(/"(?:[^"\\]|\\.)*"(?:\s*:)?/g, (token) => token.replace(/^"(?=\d+"\s*:$)/, '"\\u0000'));
+	return parse(marked, path, (value, source) =>
 		Number.isInteger(value) && /[.eE]/.test(source) ? pythonFloat(value) : value,
 	);
 }
@@ -62,5 +64,5 @@ export function formatPythonJson(value: unknown): string {
 		(_, entry) => (typeof entry === "number" && !Number.isFinite(entry) ? { __float__: String(entry) } : entry),
 		2,
 	);
-	return `${text}\n`;
+	return `${text.replace(/^( *")\\u0000(?=\d+": )/gm, "$1")}\n`;
 }

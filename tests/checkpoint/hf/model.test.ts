@@ -12,7 +12,7 @@ import {
 } from "../../../src/checkpoint/hf/families/index.ts";
 import { requireCounts, spellings } from "../../../src/checkpoint/hf/families/nemotron-h-names.ts";
 import { HuggingFaceFolder } from "../../../src/checkpoint/hf/folder.ts";
-import { formatPythonJson, parsePythonJson } from "../../../src/checkpoint/hf/json.ts";
+import { formatPythonJson, parseKeepingFloats, parsePythonJson } from "../../../src/checkpoint/hf/json.ts";
 import { type HuggingFaceModel, openHuggingFaceModel } from "../../../src/checkpoint/hf/parts.ts";
 import { planFolder } from "../../../src/checkpoint/hf/written-folder.ts";
 import { MappedStore, planTensors } from "../../../src/checkpoint/mapping.ts";
@@ -313,6 +313,12 @@ describe("config.json", () => {
 		}
 		expect(formatPythonJson([Number.NEGATIVE_INFINITY])).toContain('"__float__": "-Infinity"');
 		expect(() => parsePythonJson("{", "there.json")).toThrow("there.json is not JSON");
+	});
+
+	test("keys that are numbers stay where they are", () => {
+		const text =
+			'{\n  "z": "\\"0\\": ",\n  "id2label": {\n    "0": "a",\n    "10": "b",\n    "2": "c"\n  },\n  "1": 0.0\n}\n';
+		expect(formatPythonJson(parseKeepingFloats(text, "x"))).toBe(text);
 	});
 
 	test("a written configuration reads back equal", () => {
