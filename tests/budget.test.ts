@@ -9,7 +9,7 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [19171, 97],
+	checkpoint: [19174, 97],
 	commands: [5335, 40],
 	config: [7704, 53],
 	data: [20890, 109],

@@ -2,7 +2,7 @@
  * Folders that are either whole or not there: built beside their name, then renamed (docs/spec/checkpoint.md §7); and the file in a written
  * Hugging Face folder that names its training, so that a run replaces only folders that the same training wrote.
  */
-import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, statSync } from "node:fs";
+import { existsSync, mkdirSync, readdirSync, realpathSync, renameSync, rmSync, statSync } from "node:fs";
 import { basename, dirname, join, resolve } from "node:path";
 import { UserError } from "../system/errors.ts";
 import { readWholeText } from "../system/input-file.ts";
@@ -27,7 +27,8 @@ export async function writeFolderAtomically<T>(
 	options: { readonly replace?: boolean } & Durability,
 	build: (folder: string) => T | Promise<T>,
 ): Promise<T> {
-	const target = resolve(path);
+	// A link to a folder on another disk stays, and the folder lies there.
+	const target = existsSync(path) ? realpathSync(path) : resolve(path);
 	if (!options.replace) requireEmptyTarget(target);
 	const temporary = temporaryName(target);
 	let result: T;

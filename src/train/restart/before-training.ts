@@ -55,7 +55,7 @@ export async function requireStart(c: TrainingConfiguration): Promise<void> {
 function requireRoomForModel(c: TrainingConfiguration, target: string): void {
 	// Weights that came from elsewhere go back in their own types, of which no float is shorter.
 	const valueBytes = c.loadHf === null && c.load === null && c.pretrainedCheckpoint === null ? 4 : 2;
-	const place = isStoreUrl(target) ? dirname(localFolder(target, c.stagingDir)) : dirname(resolve(target));
+	const place = isStoreUrl(target) ? dirname(localFolder(target, c.stagingDir)) : resolve(target);
 	const problem = roomProblem(`--save-hf ${target}: the model`, place, valueBytes * countParameters(c).total);
 	if (problem !== null) throw new UserError(problem);
 }
