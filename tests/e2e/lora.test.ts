@@ -226,4 +226,4 @@ test("out_proj is written for PEFT with a warning: that package refuses it", () 
 	expect(stderr).toContain(
 		"scan has adapters on out_proj, which the peft package refuses for models with Mamba layers",
 	);
-});
+}, 60_000);
