@@ -126,6 +126,14 @@ describe("from the folder alone", () => {
 		);
 	}, 60_000);
 
+	test("a folder without a checkpoint is named, not the keys that it would have", () => {
+		const { exitCode, stderr } = mimo(["train", "--load", "nowhere", "--train-iters", "2"], runs.folder);
+		expect([exitCode, stderr]).toEqual([
+			1,
+			"mimo: nowhere (load) holds no native or torch_dist checkpoint; a new training needs --config, --preset or --load-hf.\n",
+		]);
+	});
+
 	test("a longer training keeps the learning rate's schedule", () => {
 		const train = (flags: string) => mimo(["train", ...flags.split(" ")], runs.folder);
 		const first = `--preset nemotron-tiny --data-path text.txt --seq-length 32 --lr-warmup-iters 0 --train-iters 2 ${deviceFlags}`;

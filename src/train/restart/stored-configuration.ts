@@ -3,13 +3,15 @@
  * --load FOLDER` needs no other flag.
  */
 import { existsSync } from "node:fs";
-import { isInHub, isStoreUrl, storedConfiguration } from "../../checkpoint/index.ts";
+import { isCheckpoint, isInHub, isStoreUrl, storedConfiguration } from "../../checkpoint/index.ts";
 import { gridKeys } from "../../config/keys/parallel.ts";
 import { shownConfiguration } from "../../config/print.ts";
 import type { ResolvedConfiguration } from "../../config/resolve.ts";
 import { modelPartOf } from "../../config/same-model.ts";
 import { type Key, keys, propertyOf, subjects } from "../../config/schema.ts";
 import { describeOrigin, type Entry } from "../../config/sources.ts";
+import { UserError } from "../../system/errors.ts";
+import { isMegatron } from "./megatron-checkpoint.ts";
 
 /** Keys that say where a run starts, which a run that goes on decides anew. */
 const starting: readonly Key[] = [
@@ -38,6 +40,14 @@ export function storedEntries(given: readonly Entry[]): Entry[] {
 	const givenValue = (key: Key) => given.findLast((entry) => entry.key === key)?.value;
 	const described = given.some(({ key, origin }) => key === "preset" || origin.source === "file");
 	const stored = described ? null : storedConfiguration(givenValue);
+	const load = givenValue("load");
+	const saysModel = described || given.some(({ key }) => key === "load-hf" || modelPartOf(key) !== null);
+	const starts = saysModel || stored !== null || givenValue("finetune") === true;
+	if (!starts && typeof load === "string" && !isStoreUrl(load) && !isCheckpoint(load) && !isMegatron(load)) {
+		throw new UserError(
+			`${load} (load) holds no native or torch_dist checkpoint; a new training needs --config, --preset or --load-hf.`,
+		);
+	}
 	// A checkpoint that was converted from another program's describes its model alone.
 	if (stored === null || !("modelProvider" in stored.values)) return [];
 	const { path, values } = stored;
