@@ -27,7 +27,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	schedule: [1030, 8],
 	system: [697, 12],
 	tensor: [5137, 41],
-	train: [7270, 46],
+	train: [7271, 46],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

@@ -96,7 +96,8 @@ describe("from the folder alone", () => {
 
 	test("a run with a preset of its own says what changes the training, and names parts that trained and are frozen", () => {
 		runs.trainWell("1+1", "--train-iters 1 --save parts --save-interval 1");
-		const flags = "--load parts --train-iters 2 --adam-beta2 0.9 --log-interval 2";
+		const flags =
+			"--load parts --train-iters 2 --adam-beta2 0.9 --log-interval 2 --use-distributed-optimizer --exit-interval 2";
 		expect(runs.trainWell("1+1", `${flags} --llm-tp 2`)).toContain(
 			"Changed since checkpoint parts/iter_0000001: flag --adam-beta2 0.9 (0.95 there), flag --train-iters 2 (1 there).\n",
 		);

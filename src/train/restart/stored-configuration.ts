@@ -73,6 +73,7 @@ export function storedEntries(given: readonly Entry[]): Entry[] {
 const ofTraining = (key: Key): boolean =>
 	modelPartOf(key) === null &&
 	!starting.includes(key) &&
+	!/^(exit|eval)-|^(micro-batch-size|use-distributed-optimizer|data-(memory|prefetch|threads|cache-.*))$/.test(key) &&
 	!["Run", "Logging", "Checkpoints", "Layout"].some((subject) => key in subjects[subject as keyof typeof subjects]);
 
 /**
