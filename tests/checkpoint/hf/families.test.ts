@@ -91,6 +91,16 @@ describe.each(names)("%s", (name) => {
 	});
 });
 
+test("a null field of experts has the family's default", () => {
+	const nothing = { moe_intermediate_size: null, routed_scaling_factor: null, attention_bias: null };
+	expect(read({ ...configOf("deepseek-v3-mtp"), ...nothing })).toMatchObject({
+		...{ moeFfnHiddenSize: 2048, moeRouterTopkScalingFactor: 2.5 },
+	});
+	expect(read({ ...configOf("glm4-moe-mtp"), ...nothing, rms_norm_eps: null })).toMatchObject({
+		...{ moeFfnHiddenSize: 1408, moeRouterTopkScalingFactor: 1, addQkvBias: false, normEpsilon: 1e-5 },
+	});
+});
+
 test("copies of embedding and output layer in DeepSeek's prediction layers are dropped, and have to be equal", () => {
 	const folder = join(scratch, "deepseek-copies");
 	cpSync(golden("deepseek-v3-mtp"), folder, { recursive: true });

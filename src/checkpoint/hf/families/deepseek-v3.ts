@@ -32,11 +32,12 @@ export const deepseekV3 = decoderFamily({
 		vocab_size: 129280,
 	},
 	maxPositionEmbeddings: 4096,
+	defaults: routing,
 	headDim: "derived",
 	only: { attention_bias: false, scoring_func: "sigmoid", topk_method: "noaux_tc", moe_layer_freq: 1 },
 	mixer: "latentAttention",
 	names: { latentAttention: latentAttentionNames },
-	hasExperts: hasExperts(routing),
+	hasExperts,
 	ahead: layersAhead(61),
 	read,
 	write: (c, kinds) => ({
@@ -71,7 +72,7 @@ function read(values: Json, bad: Refuse, layers: number): Partial<LanguageModelC
 		...Object.fromEntries(
 			Object.entries(latentSizes).map(([key, [name, missing]]) => [key, whole(values, name, missing, bad)]),
 		),
-		...readExperts({ ...routing, ...values }, bad, layers),
+		...readExperts(values, bad, layers),
 	};
 }
 

@@ -4,9 +4,10 @@ import { decoderFamily } from "./decoder.ts";
 import type { Json, LanguageModelConfiguration, Refuse } from "./family.ts";
 import { hasExperts, layersAhead, readExperts, writtenExperts } from "./grouped-experts.ts";
 
-const routing = {
+const defaults = {
 	...{ n_routed_experts: 128, num_experts_per_tok: 8, moe_intermediate_size: 1408, n_group: 1, topk_group: 1 },
 	...{ n_shared_experts: 1, routed_scaling_factor: 1, first_k_dense_replace: 1 },
+	...{ rms_norm_eps: 1e-5, partial_rotary_factor: 0.5, use_qk_norm: false },
 };
 
 const common = {
@@ -15,9 +16,8 @@ const common = {
 		num_key_value_heads: 8,
 	},
 	only: {},
-	// Half of a head turns where no file says how much.
-	positions: (values: Json): Json => ({ ...values, partial_rotary_factor: values.partial_rotary_factor ?? 0.5 }),
-	hasExperts: hasExperts(routing),
+	read,
+	hasExperts,
 	write: (c: LanguageModelConfiguration, kinds: Parameters<typeof writtenExperts>[1]): Json => ({
 		partial_rotary_factor: pythonFloat(c.rotaryPercent ?? 1),
 		attention_bias: c.addQkvBias === true,
@@ -25,17 +25,15 @@ const common = {
 	}),
 } as const;
 
-/** `biased`: whether queries, keys and values have biases where config.json does not say. */
-function read(values: Json, bad: Refuse, layers: number, biased: boolean): Partial<LanguageModelConfiguration> {
-	const flag = (name: string, missing: boolean): boolean => {
-		const value = values[name] ?? missing;
+function read(values: Json, bad: Refuse, layers: number): Partial<LanguageModelConfiguration> {
+	const flag = (name: string): boolean => {
+		const value = values[name];
 		return typeof value === "boolean" ? value : bad(`${name} is ${JSON.stringify(value)}, expected true or false`);
 	};
 	return {
-		addQkvBias: flag("attention_bias", biased),
-		qkLayernorm: flag("use_qk_norm", false),
-		normEpsilon: Number(values.rms_norm_eps ?? 1e-5),
-		...readExperts({ ...routing, ...values }, bad, layers),
+		addQkvBias: flag("attention_bias"),
+		qkLayernorm: flag("use_qk_norm"),
+		...readExperts(values, bad, layers),
 	};
 }
 
@@ -50,9 +48,9 @@ export const glm4Moe = decoderFamily({
 	modelType: "glm4_moe",
 	architecture: "Glm4MoeForCausalLM",
 	sizes: { ...common.sizes, vocab_size: 151552 },
+	defaults: { ...defaults, attention_bias: false },
 	maxPositionEmbeddings: 131072,
 	ahead: layersAhead(46),
-	read: (values, bad, layers) => read(values, bad, layers, false),
 	write: (c, kinds) => ({ ...common.write(c, kinds), use_qk_norm: c.qkLayernorm === true }),
 	describes: isGlm,
 });
@@ -62,8 +60,8 @@ export const glm4vMoeText = decoderFamily({
 	modelType: "glm4v_moe_text",
 	architecture: "Glm4vMoeTextModel",
 	sizes: { ...common.sizes, vocab_size: 151424 },
+	defaults: { ...defaults, attention_bias: true },
 	maxPositionEmbeddings: 65536,
 	only: { use_qk_norm: false },
-	read: (values, bad, layers) => read(values, bad, layers, true),
 	describes: (c) => isGlm(c) && (c.mropeSection ?? null) !== null && !c.qkLayernorm,
 });

@@ -6,9 +6,8 @@
 import type { LayerKind } from "../../../config/hybrid-pattern.ts";
 import { count, fraction, type Json, type LanguageModelConfiguration, type Refuse, whole } from "./family.ts";
 
-/** Whether a layer has experts. `defaults`: of the family's fields. */
-export const hasExperts = (defaults: Json) => (values: Json, layer: number) =>
-	layer >= Number(values.first_k_dense_replace ?? defaults.first_k_dense_replace);
+/** Whether a layer has experts; `values`: with the family's defaults, here and below. */
+export const hasExperts = (values: Json, layer: number) => layer >= Number(values.first_k_dense_replace);
 
 /** `missing`: the family's layers where config.json has no number of them. */
 export const layersAhead = (missing: number) => ({
@@ -27,7 +26,7 @@ export const layersAhead = (missing: number) => ({
 	}),
 });
 
-/** `values`: with the family's defaults. Nothing for a model without experts. */
+/** Nothing for a model without experts. */
 export function readExperts(values: Json, bad: Refuse, layers: number): Partial<LanguageModelConfiguration> {
 	const dense = count(values, "first_k_dense_replace", 0, bad);
 	if (dense >= layers && count(values, "num_nextn_predict_layers", 0, bad) === 0) return {};

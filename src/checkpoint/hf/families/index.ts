@@ -16,21 +16,8 @@ import { qwen3, qwen3Moe, qwen3VlMoeText, qwen3VlText } from "./qwen3.ts";
 import { qwen3Next, qwen35MoeText, qwen35Text } from "./qwen3-next.ts";
 
 const families: readonly Family[] = [
-	...[
-		nemotronH,
-		glm4vMoeText,
-		glm4Moe,
-		llama,
-		mistral,
-		qwen25VlText,
-		qwen2,
-		qwen3VlText,
-		qwen3VlMoeText,
-		qwen3,
-		qwen3Moe,
-		gptOss,
-		gemma3,
-	],
+	...[nemotronH, glm4vMoeText, glm4Moe, llama, mistral, qwen25VlText, qwen2],
+	...[qwen3VlText, qwen3VlMoeText, qwen3, qwen3Moe, gptOss, gemma3],
 	...[qwen3Next, qwen35Text, qwen35MoeText, deepseekV3],
 ];
 
