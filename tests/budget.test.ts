@@ -9,7 +9,7 @@ const root = join(import.meta.dir, "..");
  * Most lines and files of each folder of src. A number rises only in the commit that says why; lower it with what you delete.
  */
 const budget: Readonly<Record<string, readonly [lines: number, files: number]>> = {
-	checkpoint: [19174, 97],
+	checkpoint: [19157, 97],
 	commands: [5335, 40],
 	config: [7704, 53],
 	data: [20890, 109],
@@ -27,7 +27,7 @@ const budget: Readonly<Record<string, readonly [lines: number, files: number]>> 
 	schedule: [1030, 8],
 	system: [697, 12],
 	tensor: [5137, 41],
-	train: [7271, 46],
+	train: [7272, 46],
 };
 
 const sources = [...new Bun.Glob("src/**/*.ts").scanSync(root)].filter((file) => !file.endsWith(".d.ts")).sort();

@@ -55,6 +55,14 @@ export interface TowerConfiguration extends Omit<TowerSizes, "positions" | "visi
 	readonly visionFeatureLayers: readonly number[] | null;
 }
 
+/** RADIO's values of the options that other towers have, but for those that its tensors tell. */
+export const radioOptions = {
+	...({ visionPositionMode: "cpe", visionNormalization: "LayerNorm" } as const),
+	...{ visionNormEpsilon: 1e-6, visionLayerScale: null, visionQkNorm: false, visionPatchNorm: false },
+	...{ visionAddQkvBias: true, visionAddBiasLinear: true, visionWindowSize: null, fullattBlockIndexes: null },
+	...{ visionTemporalPatchSize: 1, visionRotaryBase: null, deepstackVisualIndexes: null, visionFeatureLayers: null },
+};
+
 type Json = Readonly<Record<string, unknown>>;
 type Shapes = ReadonlyMap<string, { readonly shape: readonly number[] }>;
 
@@ -141,16 +149,8 @@ export function towerConfiguration(
 		visionMaxImgH: pixels,
 		visionMaxImgW: pixels,
 		visionActivation: activations[act as string]!,
-		visionPositionMode: "cpe",
-		visionNormEpsilon: 1e-6,
-		visionFinalLayernorm: false,
-		...{ visionPatchBias: false, visionPatchNorm: false, visionAddQkvBias: true, visionAddBiasLinear: true },
-		visionQkNorm: false,
-		visionClassTokenPositions: false,
-		visionLayerScale: null,
-		...({ visionNormalization: "LayerNorm", visionWindowSize: null, fullattBlockIndexes: null } as const),
-		...{ visionTemporalPatchSize: 1, visionRotaryBase: null, deepstackVisualIndexes: null },
-		visionFeatureLayers: null,
+		...radioOptions,
+		...{ visionFinalLayernorm: false, visionPatchBias: false, visionClassTokenPositions: false },
 		classTokenLen: classTokens,
 		patchDim: patch,
 		positions,

@@ -31,7 +31,7 @@ export interface TowerSizes {
 	readonly visionAddQkvBias?: boolean;
 	/** Whether the other projections have biases; absent: they have. */
 	readonly visionAddBiasLinear?: boolean;
-	/** Whether there is a norm between the embedding of patches and their positions; absent: there is none. */
+	/** Whether a norm follows the embedding of patches, before their positions; absent: no norm does. */
 	readonly visionPatchNorm?: boolean;
 	/** Whether queries and keys have norms; absent: they have none. */
 	readonly visionQkNorm?: boolean;

@@ -1,7 +1,7 @@
 /** The vision tower of a torch_dist checkpoint, alone or in a model, as a training starts from it (docs/spec/checkpoint.md §3). */
 import { UserError } from "../../system/errors.ts";
 import type { FolderParts } from "../hf/parts.ts";
-import { towerOfLogical } from "../hf/vision-configuration.ts";
+import { radioOptions, towerOfLogical } from "../hf/vision-configuration.ts";
 import { publishedTower, towerPrefix } from "../hf/vision-names.ts";
 import { MappedStore, planTensors } from "../mapping.ts";
 import { selectTensors } from "../store.ts";
@@ -28,14 +28,12 @@ export function openMegatronTower(path: string, { visionHeads }: { readonly visi
 		const side = Math.round(Math.sqrt(sizes.positions)) * sizes.patchDim;
 		const { visionPatchBias = false, visionClassTokenPositions = false, visionFinalLayernorm = false } = sizes;
 		const configuration = {
-			...{ ...sizes, visionPatchBias, visionClassTokenPositions, visionFinalLayernorm, visionLayerScale: null },
-			...{ visionTemporalPatchSize: 1, visionRotaryBase: null, deepstackVisualIndexes: null },
-			...{ visionKvChannels: sizes.visionHiddenSize / sizes.visionNumAttentionHeads, visionNormEpsilon: 1e-6 },
+			...{ ...sizes, ...radioOptions, visionPatchBias, visionClassTokenPositions, visionFinalLayernorm },
+			...{
+				visionKvChannels: sizes.visionHiddenSize / sizes.visionNumAttentionHeads,
+				visionActivation: "gelu" as const,
+			},
 			...{ visionMaxImgH: side, visionMaxImgW: side },
-			...{ visionAddQkvBias: true, visionAddBiasLinear: true, visionPatchNorm: false, visionQkNorm: false },
-			visionFeatureLayers: null,
-			...({ visionActivation: "gelu", visionPositionMode: "cpe", visionNormalization: "LayerNorm" } as const),
-			...{ visionWindowSize: null, fullattBlockIndexes: null },
 		};
 		const left = all.tensors.has(videoEmbedder)
 			? [`${folder.path}: ${videoEmbedder} is left out: it embeds frames of videos, which are not trained on.`]

@@ -77,8 +77,9 @@ const ofTraining = (key: Key): boolean =>
 	!["Run", "Logging", "Checkpoints", "Layout"].some((subject) => key in subjects[subject as keyof typeof subjects]);
 
 /**
- * "Changed since checkpoint FOLDER: flag --lr 0.001 (0.002 there)."; empty where nothing is changed. `stored`: the entries beneath the
- * run's; where a file or a preset describes it there are none, and what changes the training is compared.
+ * "Changed since checkpoint FOLDER: flag --lr 0.001 (0.002 there)."; empty where nothing is changed. `stored`: the checkpoint's entries
+ * beneath the run's. A run that a file or a preset describes has no such entries: its keys that change the training are compared with
+ * the checkpoint's.
  */
 export function changesSince(
 	stored: readonly Entry[],
